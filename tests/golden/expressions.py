@@ -1,7 +1,7 @@
 """Renders `expressions.txt`, a template a line, in transformers' environment: `expressions.json`.
 
-An answer is null where Jinja raises an error, which may name values otherwise. A line that begins with text has
-`\\n` for its line ends.
+An answer is null where Jinja raises an error, which may name values otherwise. A line that begins with
+text has `\\n` for its line ends.
 """
 
 import json

@@ -316,7 +316,8 @@ def make():
                 continue
             result = render(template, {"bos_token": bos, "eos_token": eos}, arguments)
             errors += "error" in result
-            cases.append({"name": case, "arguments": arguments} | result)
+            cases.append({"name": case} | result)
         out.append({"name": name, "template": template, "bos_token": bos, "eos_token": eos, "cases": cases})
-    (HERE / "chat_templates.json").write_text(json.dumps({"now": NOW.isoformat(), "templates": out}, indent=1) + "\n")
+    golden = {"now": NOW.isoformat(), "conversations": CONVERSATIONS, "templates": out}
+    (HERE / "chat_templates.json").write_text(json.dumps(golden, indent=0, ensure_ascii=False) + "\n")
     print(f"chat_templates.json: {len(out)} templates, {sum(len(t['cases']) for t in out)} cases, {errors} of them errors")

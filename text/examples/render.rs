@@ -1,5 +1,5 @@
-//! Renders chat templates for `tests/golden/compare_templates.py`: a JSON array of cases on standard input, one of
-//! their texts on standard output.
+//! Renders chat templates for `tests/golden/compare_templates.py`: a JSON array of cases on standard input,
+//! one of their texts on standard output.
 
 use std::io;
 use std::time::Duration;

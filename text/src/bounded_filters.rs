@@ -1,17 +1,11 @@
-//! Limited versions of the Jinja filters that can produce huge values from small ones. Each checks the size of
-//! its result before allocation; minijinja does the rest of the work.
+//! Limited versions of the Jinja filters that can produce huge values from small ones. Each checks the size
+//! of its result before allocation; minijinja does the rest of the work.
 
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter, filters};
+use minijinja::{Environment, Error, Output, State, Value, escape_formatter, filters};
 
-use crate::jinja::{Printed, printed};
-
-/// Longest text that a template may produce, final or intermediate, in bytes.
-pub const MAX_TEXT_BYTES: usize = 32 * 1024 * 1024;
-/// Most items of a list that a filter may produce.
-pub const MAX_ITEMS: usize = 1_000_000;
-/// Deepest nesting of a printed value; a namespace that contains itself is infinitely deep.
-pub const MAX_DEPTH: usize = 160;
+use crate::jinja::limits::{MAX_ITEMS, check, check_replaced};
+use crate::jinja::{Printed, check_formatted, plain, printed};
 
 /// Replaces the unlimited functions of `env`.
 pub fn install(env: &mut Environment<'_>) {
@@ -25,20 +19,6 @@ pub fn install(env: &mut Environment<'_>) {
     env.add_filter("string", string);
     // `debug` prints all variables at any depth; in Jinja2 it is an optional extension.
     env.remove_global("debug");
-}
-
-/// Fails if `bytes` exceeds the size limit of a text.
-pub fn check_bytes(bytes: usize) -> Result<(), Error> {
-    check(bytes, MAX_TEXT_BYTES, "bytes")
-}
-
-/// Fails if `made` exceeds `most`.
-pub fn check(made: usize, most: usize, unit: &str) -> Result<(), Error> {
-    if made > most {
-        let message = format!("it produces a value of over {most} {unit}");
-        return Err(Error::new(ErrorKind::InvalidOperation, message));
-    }
-    Ok(())
 }
 
 /// Prints the value of `{{ … }}`.
@@ -66,15 +46,6 @@ fn replace(value: &Value, from: &Value, to: &Value, most: Option<i64>) -> Result
     check_replaced(&text, &from, &to)?;
     let most = most.and_then(|most| usize::try_from(most).ok());
     Ok(most.map_or_else(|| text.replace(&from, &to), |most| text.replacen(&from, &to, most)))
-}
-
-/// Fails if `text` would grow too long.
-pub fn check_replaced(text: &str, from: &str, to: &str) -> Result<(), Error> {
-    // A replacement that is not longer cannot exceed the limit.
-    if to.len() <= from.len() {
-        return Ok(());
-    }
-    check_bytes(text.matches(from).count().saturating_mul(to.len() - from.len()).saturating_add(text.len()))
 }
 
 fn join(
@@ -108,28 +79,9 @@ fn path(item: Value, attribute: &Value) -> Result<Value, Error> {
 
 fn format(state: &mut State<'_, '_>, text: &Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let arguments = arguments.into_values();
-    let arguments = arguments.iter().map(crate::jinja::plain).collect::<Result<Vec<_>, _>>()?;
+    let arguments = arguments.iter().map(plain).collect::<Result<Vec<_>, _>>()?;
     check_formatted(text.as_str().unwrap_or_default(), '%', &arguments)?;
     filters::format(state, text, Rest(arguments.into_iter().map(ValueOrKwargs::from).collect()))
-}
-
-/// Upper bound: every placeholder may take the longest argument, and every number may be a width.
-pub fn check_formatted(text: &str, place: char, arguments: &[Value]) -> Result<(), Error> {
-    let mut longest = 0;
-    let mut widths = 0_usize;
-    for argument in arguments {
-        longest = longest.max(printed(argument)?.len());
-        // With `*`, an argument is the width.
-        widths = widths.saturating_add(usize::try_from(argument.clone()).unwrap_or(0));
-    }
-    if !text.contains('*') {
-        widths = 0;
-    }
-    for digits in text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty()) {
-        widths = widths.saturating_add(digits.parse().unwrap_or(usize::MAX));
-    }
-    let places = text.matches(place).count();
-    check_bytes(places.saturating_mul(longest).saturating_add(widths).saturating_add(text.len()))
 }
 
 fn string(value: &Value) -> Result<Value, Error> {

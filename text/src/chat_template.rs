@@ -12,10 +12,9 @@ use std::time::Duration;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::Map;
 
-use super::bounded_filters::MAX_TEXT_BYTES;
 use super::deep_stack::on_deep_stack;
 use super::error::TextError;
-use super::jinja;
+use super::jinja::{self, limits::MAX_TEXT_BYTES};
 use super::template_env::{self, RAISED, to_value};
 use crate::refused::TextRefused;
 
@@ -247,7 +246,8 @@ mod tests {
             let template =
                 ChatTemplate::compile(golden["template"].as_str().unwrap(), own.to_vec(), clock).unwrap();
             for case in golden["cases"].as_array().unwrap() {
-                let mut arguments = case["arguments"].as_object().unwrap().clone();
+                let mut arguments =
+                    goldens["conversations"][case["name"].as_str().unwrap()].as_object().unwrap().clone();
                 let messages = arguments.remove("messages").unwrap();
                 let generate = arguments.remove("add_generation_prompt").is_some_and(|value| value == true);
                 let rendered = template.render(&messages, generate, &arguments);

@@ -68,7 +68,8 @@ pub struct Facts {
 
 impl ModelText {
     /// Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, the chat templates and
-    /// generation_config.json from `directory`. Only the first is required. A GGUF file instead of the directory contains the same.
+    /// generation_config.json from `directory`. Only the first is required. A GGUF file instead of the
+    /// directory contains the same.
     pub fn load(directory: &Path, served_names: &[String]) -> Result<Self, TextError> {
         Self::load_with(directory, served_names, &TextSources::default())
     }

@@ -1,4 +1,5 @@
-//! A model's chat templates by name. transformers chooses between two of them: `tool_use` for a chat with tools,
+//! A model's chat templates by name. transformers chooses between two of them: `tool_use` for a chat with
+//! tools,
 //! `default` for all others.
 
 use std::path::Path;
@@ -32,7 +33,8 @@ impl NamedTemplates {
         Self { default: source, tool_use: None }
     }
 
-    /// The files of the tokenizer's `directory`: chat_template.jinja and additional_chat_templates/tool_use.jinja.
+    /// The files of the tokenizer's `directory`: chat_template.jinja and
+    /// additional_chat_templates/tool_use.jinja.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -89,8 +91,8 @@ pub fn special_strings(config: &Value) -> Vec<(String, String)> {
     own.chain(more).filter_map(|(name, value)| Some((name.clone(), spelling(value)?))).collect()
 }
 
-/// tokenizer_config.json with special_tokens_map.json, which counts only if there is no `added_tokens_decoder`, and
-/// then first, as in transformers.
+/// tokenizer_config.json with special_tokens_map.json, which counts only if there is no
+/// `added_tokens_decoder`, and then first, as in transformers.
 pub fn with_special_tokens(config: Value, special: Value) -> Value {
     match (config, special) {
         (Value::Object(config), _) if config.contains_key("added_tokens_decoder") => Value::Object(config),
@@ -135,14 +137,8 @@ mod tests {
         check(file(Some("F"), None), &list, [Some("F"); 3]);
         check(file(Some("F"), Some(TOOLS)), &list, [Some("F"), Some("T0"), Some("T1")]);
         check(file(None, Some(TOOLS)), &list, [None, Some("T0"), Some("T1")]);
-        assert_eq!(
-            NamedTemplates::default()
-                .or_of_config(&json!({"chat_template": []}))
-                .compile(&[])
-                .unwrap()
-                .is_none(),
-            true
-        );
+        let none = NamedTemplates::default().or_of_config(&json!({"chat_template": []}));
+        assert!(none.compile(&[]).unwrap().is_none());
     }
 
     #[test]

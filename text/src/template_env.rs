@@ -31,7 +31,7 @@ pub fn environment(clock: fn() -> Duration) -> Result<Environment<'static>, Erro
         Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
     });
     env.add_function("strftime_now", move |format: String| {
-        bounded_filters::check_bytes(format.matches('%').count().saturating_mul(MAX_WIDTH))?;
+        jinja::limits::check_bytes(format.matches('%').count().saturating_mul(MAX_WIDTH))?;
         Ok::<_, Error>(strftime(&format, clock()))
     });
     Ok(env)

@@ -4,10 +4,11 @@ use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, Value, filters};
 
 use super::arguments::{Arguments, integer, invalid, width};
-use super::line_ends::{is_space, lines};
+use super::characters::{is_space, lines};
+use super::limits::check_bytes;
 use super::methods::{center, without_arguments};
-use super::{Printed, html, json, operators, predicates, printed, sorted, turns};
-use crate::bounded_filters::check_bytes;
+use super::printed::{Printed, printed};
+use super::{html, json, number, operators, predicates, sorted, turns};
 
 /// Adds them to `env`.
 pub fn install(env: &mut Environment<'_>) {
@@ -63,7 +64,7 @@ fn file_size(value: &Value, given: Rest<ValueOrKwargs>) -> Result<String, Error>
         Some(text) => {
             text.trim_matches(is_space).parse().map_err(|_| invalid("filesizeformat: no number"))?
         }
-        None => predicates::number(value)?,
+        None => number::real(value)?,
     };
     if bytes == 1.0 {
         return Ok("1 Byte".to_owned());
@@ -150,7 +151,7 @@ fn int(value: &Value, given: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let number = match value.as_str() {
         Some(text) => text.trim_matches(is_space).parse::<f64>().ok(),
         None if value.is_integer() && value.kind() == ValueKind::Number => return Ok(value.clone()),
-        None => predicates::number(value).ok(),
+        None => number::real(value).ok(),
     };
     // A double beyond i128 has no exact integer here.
     let cut = number.filter(|number| number.abs() < 1.7e38).map(|number| Value::from(number.trunc() as i128));
@@ -186,7 +187,7 @@ fn float(value: &Value, given: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     }
     let number = match value.as_str() {
         Some(text) => text.trim_matches(is_space).parse::<f64>().ok(),
-        None => predicates::number(value).ok(),
+        None => number::real(value).ok(),
     };
     Ok(number.map_or(if default.is_undefined() { Value::from(0.0) } else { default }, Value::from))
 }

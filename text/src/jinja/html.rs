@@ -3,7 +3,7 @@
 use minijinja::value::ValueKind;
 use minijinja::{Error, Value};
 
-use super::printed::Printed;
+use super::printed::{Printed, printed};
 
 /// `markupsafe.escape`.
 pub fn escape(value: &Value) -> Result<Value, Error> {
@@ -13,7 +13,7 @@ pub fn escape(value: &Value) -> Result<Value, Error> {
 /// The same for a text that is already escaped.
 pub fn force_escape(value: &Value) -> Result<Value, Error> {
     let mut out = Printed::default();
-    for c in super::printed(value)?.chars() {
+    for c in printed(value)?.chars() {
         match c {
             '&' => out.push("&amp;")?,
             '<' => out.push("&lt;")?,
@@ -31,7 +31,7 @@ pub fn url_encode(value: &Value) -> Result<String, Error> {
     let mut out = Printed::default();
     let is_map = value.kind() == ValueKind::Map;
     if !is_map && !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
-        quote(&super::printed(value)?, "/", &mut out)?;
+        quote(&printed(value)?, "/", &mut out)?;
         return Ok(out.text);
     }
     for (at, item) in value.try_iter()?.enumerate() {
@@ -41,9 +41,9 @@ pub fn url_encode(value: &Value) -> Result<String, Error> {
             (item.get_item_by_index(0)?, item.get_item_by_index(1)?)
         };
         out.push(if at > 0 { "&" } else { "" })?;
-        quote(&super::printed(&key)?, " ", &mut out)?;
+        quote(&printed(&key)?, " ", &mut out)?;
         out.push("=")?;
-        quote(&super::printed(&item)?, " ", &mut out)?;
+        quote(&printed(&item)?, " ", &mut out)?;
     }
     Ok(out.text)
 }

@@ -4,8 +4,8 @@ use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Error, Value};
 
 use super::arguments::{Arguments, invalid};
+use super::limits::{MAX_DEPTH, check_bytes};
 use super::number;
-use crate::bounded_filters::{MAX_DEPTH, check_bytes};
 
 /// `tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 pub fn to_json(value: &Value, options: Rest<ValueOrKwargs>) -> Result<String, Error> {

@@ -1,14 +1,13 @@
 //! Methods of Python's strings, lists and dictionaries that do not change them.
 
-use minijinja::formatting::{FormatStyle, format};
-use minijinja::value::{Kwargs, Tuple, ValueKind};
+use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::arguments::{Arguments, integer, invalid, text};
-use super::line_ends::{is_space, lines, words};
-use super::predicates::is_cased;
-use super::{Printed, printed};
-use crate::bounded_filters::{check_bytes, check_formatted, check_replaced};
+use super::characters::{is_cased, is_space, lines, words};
+use super::formatted::formatted;
+use super::limits::{check_bytes, check_replaced};
+use super::printed::Printed;
 
 /// Calls the method `name` of `value`.
 ///
@@ -43,7 +42,7 @@ fn index(value: &Value, wanted: &Value) -> Result<Value, Error> {
 fn string(own: &str, name: &str, given: &[Value]) -> Result<Value, Error> {
     let arguments = Arguments::new(given)?;
     match name {
-        "format" => return str_format(own, given),
+        "format" => return formatted(own, given),
         "split" | "rsplit" => return split(own, name == "rsplit", arguments),
         "find" | "rfind" | "index" | "rindex" | "count" => return search(own, name, arguments),
         "startswith" | "endswith" => return at_end(own, name == "startswith", arguments),
@@ -264,38 +263,4 @@ fn join(own: &str, items: &Value) -> Result<String, Error> {
         out.push(text(&item, "an item to join")?)?;
     }
     Ok(out.text)
-}
-
-fn str_format(own: &str, given: &[Value]) -> Result<Value, Error> {
-    check_formatted(own, '{', given)?;
-    let given = given.iter().map(|value| if own.contains('[') { Ok(value.clone()) } else { plain(value) });
-    format(FormatStyle::StrFormat, own, &given.collect::<Result<Vec<_>, _>>()?).map(Value::from)
-}
-
-/// `own % right`.
-pub fn percent(own: &str, right: &Value) -> Result<String, Error> {
-    let given = match right.kind() {
-        _ if right.is_tuple() => {
-            right.try_iter()?.map(|value| plain(&value)).collect::<Result<Vec<_>, _>>()?
-        }
-        ValueKind::Map if own.contains("%(") => {
-            let pair = |key: Value| Ok((printed(&key)?, plain(&right.get_item(&key)?)?));
-            vec![Value::from(right.try_iter()?.map(pair).collect::<Result<Kwargs, Error>>()?)]
-        }
-        _ => vec![plain(right)?],
-    };
-    check_formatted(own, '%', &given)?;
-    format(FormatStyle::Printf, own, &given)
-}
-
-/// Containers as their text, which minijinja would write with other numbers.
-pub fn plain(value: &Value) -> Result<Value, Error> {
-    match value.kind() {
-        _ if value.is_kwargs() => {
-            let pair = |key: Value| Ok((printed(&key)?, plain(&value.get_item(&key)?)?));
-            Ok(Value::from(value.try_iter()?.map(pair).collect::<Result<Kwargs, Error>>()?))
-        }
-        ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => printed(value).map(Value::from),
-        _ => Ok(value.clone()),
-    }
 }

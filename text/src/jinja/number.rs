@@ -1,4 +1,9 @@
-//! Numbers in Python's text.
+//! Numbers as Python reads and writes them.
+
+use minijinja::value::ValueKind;
+use minijinja::{Error, Value};
+
+use super::arguments::invalid;
 
 /// `repr` of a float: the shortest digits that give it back, with an exponent below 1e-4 and from 1e16.
 pub fn float(value: f64) -> String {
@@ -14,6 +19,23 @@ pub fn float(value: f64) -> String {
             format!("{digits}e{sign}{:02}", exponent.abs())
         }
         _ => format!("{value:?}"),
+    }
+}
+
+/// A number, or a boolean as one.
+pub fn real(value: &Value) -> Result<f64, Error> {
+    if value.kind() == ValueKind::Bool {
+        return Ok(f64::from(u8::from(value.is_true())));
+    }
+    f64::try_from(value.clone()).map_err(|_| invalid(format!("{} is no number", value.kind())))
+}
+
+/// An integer, or a boolean as one.
+pub fn whole(value: &Value) -> Option<i128> {
+    match value.kind() {
+        ValueKind::Bool => Some(i128::from(value.is_true())),
+        _ if value.is_integer() => i128::try_from(value.clone()).ok(),
+        _ => None,
     }
 }
 

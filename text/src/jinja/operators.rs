@@ -7,10 +7,12 @@ use minijinja::value::{Object, ObjectRepr, Tuple, ValueKind};
 use minijinja::{Environment, Error, State, Value};
 
 use super::arguments::{integer, invalid};
-use super::methods::percent;
+use super::formatted::percent;
+use super::limits::{MAX_ITEMS, check, check_bytes};
+use super::number::whole;
+use super::printed::Printed;
 use super::rewrite::{ADD, ATTRIBUTE, CONCAT, ITEM, REMAINDER, SLICE, TIMES};
-use super::{Printed, html, predicates};
-use crate::bounded_filters::{MAX_ITEMS, check, check_bytes};
+use super::{html, methods, number};
 
 /// Adds them to `env`.
 pub fn install(env: &mut Environment<'_>) {
@@ -50,7 +52,7 @@ fn add(left: &Value, right: &Value) -> Result<Value, Error> {
     if let (Some(a), Some(b)) = (whole(left), whole(right)) {
         return a.checked_add(b).map(Value::from).ok_or_else(|| invalid("the sum is too large"));
     }
-    Ok(Value::from(predicates::number(left)? + predicates::number(right)?))
+    Ok(Value::from(number::real(left)? + number::real(right)?))
 }
 
 /// `a * b` of numbers; a text or list so many times.
@@ -64,7 +66,7 @@ fn times(left: &Value, right: &Value) -> Result<Value, Error> {
     if let (Some(a), Some(b)) = (whole(left), whole(right)) {
         return a.checked_mul(b).map(Value::from).ok_or_else(|| invalid("the product is too large"));
     }
-    Ok(Value::from(predicates::number(left)? * predicates::number(right)?))
+    Ok(Value::from(number::real(left)? * number::real(right)?))
 }
 
 fn repeated(value: &Value, count: &Value) -> Result<Value, Error> {
@@ -80,15 +82,6 @@ fn repeated(value: &Value, count: &Value) -> Result<Value, Error> {
     Ok(if value.is_tuple() { Value::from(Tuple::from(items)) } else { Value::from(items) })
 }
 
-/// An integer, or a boolean as one.
-fn whole(value: &Value) -> Option<i128> {
-    match value.kind() {
-        ValueKind::Bool => Some(i128::from(value.is_true())),
-        _ if value.is_integer() => i128::try_from(value.clone()).ok(),
-        _ => None,
-    }
-}
-
 /// `a % b` of numbers, whose sign is the divisor's; of a string, its format.
 pub fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
     if let Some(text) = left.as_str() {
@@ -98,7 +91,7 @@ pub fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
         let rest = a.checked_rem(b).ok_or_else(|| invalid("the remainder of a division by zero"))?;
         return Ok(Value::from(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }));
     }
-    let (a, b) = (predicates::number(left)?, predicates::number(right)?);
+    let (a, b) = (number::real(left)?, number::real(right)?);
     if b == 0.0 {
         return Err(invalid("the remainder of a division by zero"));
     }
@@ -177,6 +170,6 @@ impl Object for Method {
     }
 
     fn call(self: &Arc<Self>, state: &mut State<'_, '_>, given: &[Value]) -> Result<Value, Error> {
-        super::methods::call(state, &self.of, &self.name, given)
+        methods::call(state, &self.of, &self.name, given)
     }
 }

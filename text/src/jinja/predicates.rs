@@ -3,7 +3,7 @@
 use minijinja::value::{ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, Value};
 
-use super::arguments::invalid;
+use super::characters::is_cased;
 use super::printed::printed;
 use super::turns::Cycler;
 
@@ -43,18 +43,4 @@ fn is_callable(value: &Value) -> bool {
 fn is_divisible(value: &Value, by: ValueOrKwargs) -> Result<bool, Error> {
     let rest = super::operators::remainder(value, &by.into_value())?;
     Ok(rest == Value::from(0))
-}
-
-/// `str.islower` or `str.isupper`: no cased character is of another case, and one is of this.
-pub fn is_cased(text: &str, wanted: fn(char) -> bool) -> bool {
-    let cased = |c: &char| c.is_lowercase() || c.is_uppercase();
-    text.chars().any(wanted) && text.chars().filter(cased).all(wanted)
-}
-
-/// A number, or a boolean as one.
-pub fn number(value: &Value) -> Result<f64, Error> {
-    if value.kind() == ValueKind::Bool {
-        return Ok(f64::from(u8::from(value.is_true())));
-    }
-    f64::try_from(value.clone()).map_err(|_| invalid(format!("{} is no number", value.kind())))
 }

@@ -3,8 +3,8 @@
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
+use super::limits::{MAX_DEPTH, MAX_ITEMS, MAX_TEXT_BYTES, check};
 use super::number;
-use crate::bounded_filters::{MAX_DEPTH, MAX_ITEMS, MAX_TEXT_BYTES, check};
 
 /// `str(value)`.
 ///
@@ -122,8 +122,8 @@ fn deeper(depth: usize) -> Result<usize, Error> {
     })
 }
 
-/// `str.isprintable`. Rust's own table of the same characters is reached by the escapes of a string; after its
-/// first character, combining ones are kept.
+/// `str.isprintable`. Rust's own table of the same characters is reached by the escapes of a string;
+/// after its first character, combining ones are kept.
 fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return (' '..='~').contains(&c);

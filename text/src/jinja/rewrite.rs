@@ -1,6 +1,6 @@
-//! Rewrites what minijinja computes otherwise than Jinja2: `~`, `%` and `*`, whose operands may be numbers that
-//! Python prints in another form, a format, or a negative count; attributes that are also methods of a dictionary; and
-//! the tag `generation`, by which transformers marks the assistant's text.
+//! Rewrites what minijinja computes otherwise than Jinja2: `~`, `%` and `*`, whose operands may be numbers
+//! that Python prints in another form, a format, or a negative count; attributes that are also methods of a
+//! dictionary; and the tag `generation`, by which transformers marks the assistant's text.
 
 use super::lex::{Kind, Piece, Tag, Token, pieces};
 

@@ -1,4 +1,4 @@
-//! White space and ends of lines as Python's strings know them.
+//! White space, ends of lines and case as Python's strings know them.
 
 /// `str.isspace` of one character: Unicode's white space and four control characters.
 pub fn is_space(c: char) -> bool {
@@ -48,4 +48,10 @@ pub fn words(text: &str, most: Option<usize>, from_right: bool) -> Vec<&str> {
         words.reverse();
     }
     words
+}
+
+/// `str.islower` or `str.isupper`: no cased character is of another case, and one is of this.
+pub fn is_cased(text: &str, wanted: fn(char) -> bool) -> bool {
+    let cased = |c: &char| c.is_lowercase() || c.is_uppercase();
+    text.chars().any(wanted) && text.chars().filter(cased).all(wanted)
 }
