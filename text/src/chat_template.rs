@@ -2,8 +2,8 @@
 //! directory. It runs with limits on instructions, recursion and output; exceeding one is an error for the
 //! client.
 //!
-//! Some operations cannot be limited from outside: `+`, `~`, `*`, `{% set %}` blocks, and iteration over a
-//! namespace that contains itself. Servers therefore render in separate processes
+//! Some operations cannot be limited from outside: `+`, `{% set %}` blocks, and comparison of values that
+//! are large or contain themselves. Servers therefore render in separate processes
 //! ([`render_process`](super::render_process)) and test the template at start ([`probe`](super::probe)).
 
 use std::io::{self, Write};
@@ -316,6 +316,11 @@ mod tests {
              {{ ns.a|tojson }}",
             "produces a value of over",
         );
+        check_refused(
+            "{% set ns = namespace(a='x') %}{% for i in range(60) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}{{ ns.a }}",
+            "produces a value of over",
+        );
+        check_refused("{{ 'x' * 100000000 }}", "produces a value of over");
     }
 
     #[test]
