@@ -211,14 +211,9 @@ fn a_chat_template_that_eats_memory_or_stack_is_refused_at_start() {
             "{{% set ns = namespace(x={start}) %}}{{% for i in range(60) %}}{step}{{% endfor %}}{{{{ ns.x|length }}}}"
         )
     };
-    let folded = "{{ 'x' * 100000000 }}".repeat(1000);
-    for template in [
-        grow("'x'", "{% set ns.x = ns.x + ns.x %}"),
-        grow("'x'", "{% set ns.x = ns.x ~ ns.x %}"),
-        grow("'x'", "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}"),
-        "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns ~ '' }}".to_owned(),
-        folded,
-    ] {
+    // `~`, `*` and printed values are limited within the process; these are not.
+    let block = "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}";
+    for template in [grow("'x'", "{% set ns.x = ns.x + ns.x %}"), grow("'x'", block)] {
         std::fs::write(made.path().join("chat_template.jinja"), &template).expect("it is ours");
         let output = skein(&["serve", model, "--port", "0"], "", &[]);
         let said = String::from_utf8_lossy(&output.stderr);

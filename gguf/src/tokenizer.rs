@@ -292,8 +292,18 @@ pub fn tokenizer_config(model: &GgufModel) -> Json {
             config.insert(field.into(), token.into());
         }
     }
-    if let Some(template) = model.get("tokenizer.chat_template").and_then(Value::as_str) {
-        config.insert("chat_template".into(), template.into());
+    let template = |key: &str| model.get(key).and_then(Value::as_str);
+    match (template("tokenizer.chat_template"), template("tokenizer.chat_template.tool_use")) {
+        (Some(default), None) => {
+            config.insert("chat_template".into(), default.into());
+        }
+        (default, Some(tool_use)) => {
+            let named = |name: &str, source: &str| json!({"name": name, "template": source});
+            let default = default.map(|source| named("default", source));
+            let list = default.into_iter().chain([named("tool_use", tool_use)]).collect();
+            config.insert("chat_template".into(), Json::Array(list));
+        }
+        (None, None) => {}
     }
     Json::Object(config)
 }

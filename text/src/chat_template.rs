@@ -2,8 +2,8 @@
 //! directory. It runs with limits on instructions, recursion and output; exceeding one is an error for the
 //! client.
 //!
-//! Some operations cannot be limited from outside: `+`, `~`, `*`, `{% set %}` blocks, and iteration over a
-//! namespace that contains itself. Servers therefore render in separate processes
+//! Some operations cannot be limited from outside: `+`, `{% set %}` blocks, and comparison of values that
+//! are large or contain themselves. Servers therefore render in separate processes
 //! ([`render_process`](super::render_process)) and test the template at start ([`probe`](super::probe)).
 
 use std::io::{self, Write};
@@ -12,9 +12,9 @@ use std::time::Duration;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::Map;
 
-use super::bounded_filters::MAX_TEXT_BYTES;
 use super::deep_stack::on_deep_stack;
 use super::error::TextError;
+use super::jinja::{self, limits::MAX_TEXT_BYTES};
 use super::template_env::{self, RAISED, to_value};
 use crate::refused::TextRefused;
 
@@ -30,6 +30,8 @@ pub struct ChatTemplate {
     own: Vec<(String, String)>,
     source: String,
     forms: Forms,
+    /// The template for chats with tools, if it is another one.
+    tool_use: Option<Box<ChatTemplate>>,
 }
 
 /// Message formats that a template expects.
@@ -53,13 +55,28 @@ impl ChatTemplate {
         }
         let failed = |error: Error| TextError::Template(first_line(&error));
         let mut env = template_env::environment(clock).map_err(failed)?;
-        on_deep_stack(|| env.add_template_owned(NAME, source.to_owned()))
+        jinja::check_names(source).map_err(TextError::Template)?;
+        on_deep_stack(|| env.add_template_owned(NAME, jinja::rewrite(source)))
             .map_err(|error| TextError::Template(format!("cannot start a thread to compile it: {error}")))?
             .map_err(failed)?;
         let forms = Forms { parts: loops_over_content(source), text_arguments: false };
-        let mut template = Self { env, own, source: source.to_owned(), forms };
+        let mut template = Self { env, own, source: source.to_owned(), forms, tool_use: None };
         template.forms.text_arguments = template.wants_text_arguments();
         Ok(template)
+    }
+
+    /// The same, with another template for chats with tools.
+    pub fn with_tool_use(mut self, tool_use: Self) -> Self {
+        self.source.push('\n');
+        self.source.push_str(&tool_use.source);
+        self.tool_use = Some(Box::new(tool_use));
+        self
+    }
+
+    /// The template that renders a chat with `arguments`: they may have tools, even none.
+    pub fn for_arguments(&self, arguments: &Map<String, serde_json::Value>) -> &Self {
+        let has_tools = arguments.get("tools").is_some_and(|tools| !tools.is_null());
+        self.tool_use.as_deref().filter(|_| has_tools).unwrap_or(self)
     }
 
     /// Message formats that this template expects.
@@ -67,7 +84,7 @@ impl ChatTemplate {
         self.forms
     }
 
-    /// Source text of the template.
+    /// Source text of the template, and of the one for chats with tools.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -97,7 +114,8 @@ impl ChatTemplate {
     /// Frees the compiled program, because other processes render. A hostile template may have large
     /// constants.
     pub fn without_program(self) -> Self {
-        Self { env: Environment::empty(), ..self }
+        let tool_use = self.tool_use.map(|tool_use| Box::new(tool_use.without_program()));
+        Self { env: Environment::empty(), tool_use, ..self }
     }
 
     /// Renders `messages`. `arguments` are extra variables; they cannot override the model's or the
@@ -116,6 +134,15 @@ impl ChatTemplate {
 
     /// Like [`render`](Self::render), on this thread, which needs a deep stack.
     pub(super) fn render_here(
+        &self,
+        messages: &serde_json::Value,
+        add_generation_prompt: bool,
+        arguments: &Map<String, serde_json::Value>,
+    ) -> Result<String, TextRefused> {
+        self.for_arguments(arguments).render_one(messages, add_generation_prompt, arguments)
+    }
+
+    fn render_one(
         &self,
         messages: &serde_json::Value,
         add_generation_prompt: bool,
@@ -219,7 +246,8 @@ mod tests {
             let template =
                 ChatTemplate::compile(golden["template"].as_str().unwrap(), own.to_vec(), clock).unwrap();
             for case in golden["cases"].as_array().unwrap() {
-                let mut arguments = case["arguments"].as_object().unwrap().clone();
+                let mut arguments =
+                    goldens["conversations"][case["name"].as_str().unwrap()].as_object().unwrap().clone();
                 let messages = arguments.remove("messages").unwrap();
                 let generate = arguments.remove("add_generation_prompt").is_some_and(|value| value == true);
                 let rendered = template.render(&messages, generate, &arguments);
@@ -238,6 +266,27 @@ mod tests {
     }
 
     #[test]
+    fn expressions_agree_with_jinja2() {
+        let goldens = include_str!("../../tests/golden/expressions.json");
+        let goldens: serde_json::Value = serde_json::from_str(goldens).unwrap();
+        let lines: Vec<&str> = include_str!("../../tests/golden/expressions.txt").lines().collect();
+        let answers = goldens["answers"].as_array().unwrap();
+        assert_eq!(answers.len(), lines.len());
+        let mut different = Vec::new();
+        for (line, answer) in lines.into_iter().zip(answers) {
+            let source = if line.starts_with('{') { line.to_owned() } else { line.replace("\\n", "\n") };
+            let template = ChatTemplate::compile(&source, Vec::new(), clock);
+            let text = template.map(|template| {
+                template.render(&json!([]), false, goldens["given"].as_object().unwrap()).ok()
+            });
+            if !text.as_ref().is_ok_and(|text| text.as_deref() == answer.as_str()) {
+                different.push(format!("{line}\n  {text:?}\n  not {answer}"));
+            }
+        }
+        assert!(different.is_empty(), "{}", different.join("\n"));
+    }
+
+    #[test]
     fn hostile_templates_are_stopped_and_refused() {
         check_refused(
             "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
@@ -250,7 +299,6 @@ mod tests {
             "{{ raise_exception('roles must alternate') }}",
             "rejects these messages: roles must alternate",
         );
-        check_refused("{% include 'other' %}", "fails on these messages");
     }
 
     #[test]
@@ -268,6 +316,11 @@ mod tests {
              {{ ns.a|tojson }}",
             "produces a value of over",
         );
+        check_refused(
+            "{% set ns = namespace(a='x') %}{% for i in range(60) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}{{ ns.a }}",
+            "produces a value of over",
+        );
+        check_refused("{{ 'x' * 100000000 }}", "produces a value of over");
     }
 
     #[test]

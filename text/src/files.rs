@@ -11,6 +11,7 @@ use super::bounded_read::{read_if_there, read_json};
 use super::chat_template::ChatTemplate;
 use super::error::TextError;
 use super::known_steps;
+use super::named_templates::{NamedTemplates, special_strings, with_special_tokens};
 use super::sources::TextSources;
 use super::tokenizer::{Tokenizer, malformed};
 use super::tokenizer_file::TokenizerFile;
@@ -28,8 +29,8 @@ pub struct TextFiles {
     pub(super) built: Option<Tokenizer>,
     /// tokenizer_config.json.
     pub(super) config: Value,
-    /// Chat template outside of it.
-    pub(super) template: Option<String>,
+    /// Chat templates outside of it.
+    pub(super) templates: NamedTemplates,
 }
 
 impl TextFiles {
@@ -39,12 +40,12 @@ impl TextFiles {
     /// If one cannot be read or parsed.
     pub fn read(directory: &Path, sources: &TextSources) -> Result<Self, TextError> {
         let source = sources.tokenizer_directory(directory);
-        let template = sources.template(directory)?;
+        let templates = sources.templates(directory)?;
         if !is_gguf(source) {
-            return Self::new(tokenizer_json(source)?, tokenizer_config(source)?, template);
+            return Self::new(tokenizer_json(source)?, tokenizer_config(source)?, templates);
         }
         let model = GgufModel::open(source)?;
-        let files = Self::new(model.tokenizer()?, model.tokenizer_config(), template)?;
+        let files = Self::new(model.tokenizer()?, model.tokenizer_config(), templates)?;
         Ok(Self { digest: model.tokenizer_digest().map(u64::to_le_bytes), ..files })
     }
 
@@ -52,10 +53,10 @@ impl TextFiles {
     pub(super) fn new(
         tokenizer: Vec<u8>,
         config: Value,
-        template: Option<String>,
+        templates: NamedTemplates,
     ) -> Result<Self, TextError> {
         let parsed = TokenizerFile::parse(&tokenizer).map_err(malformed)?;
-        Ok(Self { tokenizer, digest: None, parsed, built: None, config, template })
+        Ok(Self { tokenizer, digest: None, parsed, built: None, config, templates })
     }
 
     /// Builds the tokenizer now, which takes most of the time of
@@ -77,10 +78,9 @@ impl TextFiles {
     /// under a running router. Covers the tokenizer's whole file, and of its configuration what a template
     /// sees.
     pub fn fingerprint(&self) -> u64 {
-        let own = default_template(&self.config["chat_template"]);
-        let template = self.template.clone().or(own).unwrap_or_default();
+        let NamedTemplates { default, tool_use } = self.templates.clone().or_of_config(&self.config);
         let specials = special_strings(&self.config).into_iter().flat_map(|(name, text)| [name, text]);
-        let parts = [template].into_iter().chain(specials);
+        let parts = [default.unwrap_or_default()].into_iter().chain(tool_use).chain(specials);
         let mut bytes = tokenizer_fingerprint(&self.tokenizer).to_le_bytes().to_vec();
         for part in parts {
             bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
@@ -104,12 +104,13 @@ fn tokenizer_json(directory: &Path) -> Result<Vec<u8>, TextError> {
     json.ok_or_else(|| TextError::NoTokenizer { directory: directory.to_owned() })
 }
 
-/// Content of tokenizer_config.json; null if it does not exist.
+/// Content of tokenizer_config.json, with special_tokens_map.json; null if neither exists.
 fn tokenizer_config(directory: &Path) -> Result<Value, TextError> {
     if is_gguf(directory) {
         return Ok(GgufModel::open(directory)?.tokenizer_config());
     }
-    read_json(directory, "tokenizer_config.json")
+    let special = read_json(directory, "special_tokens_map.json")?;
+    Ok(with_special_tokens(read_json(directory, "tokenizer_config.json")?, special))
 }
 
 /// Loads and compiles only the chat template of the model in `directory`.
@@ -118,49 +119,10 @@ pub(super) fn chat_template_of(
     sources: &TextSources,
 ) -> Result<Option<ChatTemplate>, TextError> {
     let config = tokenizer_config(sources.tokenizer_directory(directory))?;
-    compile(sources.template(directory)?, &config)
+    compile(sources.templates(directory)?, &config)
 }
 
-/// The chat template, which `config` may have.
-pub(super) fn compile(template: Option<String>, config: &Value) -> Result<Option<ChatTemplate>, TextError> {
-    let source = template.or_else(|| default_template(&config["chat_template"]));
-    let own = special_strings(config);
-    let compile = |source: String| ChatTemplate::compile(&source, own, skein_node::clock::unix_time);
-    source.map(compile).transpose()
-}
-
-/// `chat_template` of tokenizer_config.json: a string, or a list of named templates with a "default".
-fn default_template(value: &Value) -> Option<String> {
-    let named = |list: &'_ Vec<Value>| {
-        list.iter()
-            .find(|entry| entry["name"] == "default")
-            .and_then(|entry| entry["template"].as_str())
-            .map(str::to_owned)
-    };
-    value.as_str().map(str::to_owned).or_else(|| value.as_array().and_then(named))
-}
-
-/// `bos_token`, `eos_token` and so on, each a string or `{"content": …}`.
-fn special_strings(config: &Value) -> Vec<(String, String)> {
-    let names = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
-    let spelling = |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned);
-    names.iter().filter_map(|name| Some(((*name).to_owned(), spelling(&config[*name])?))).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn templates_and_tokens_come_in_several_forms() {
-        assert_eq!(default_template(&json!("x")), Some("x".to_owned()));
-        let named = json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]);
-        assert_eq!(default_template(&named), Some("d".to_owned()));
-        assert_eq!(default_template(&Value::Null), None);
-        let own = special_strings(
-            &json!({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null}),
-        );
-        assert_eq!(own, [("bos_token".into(), "<s>".into()), ("eos_token".into(), "</s>".into())]);
-    }
+/// The chat templates, which `config` may have.
+pub(super) fn compile(templates: NamedTemplates, config: &Value) -> Result<Option<ChatTemplate>, TextError> {
+    templates.or_of_config(config).compile(&special_strings(config))
 }

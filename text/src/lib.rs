@@ -20,9 +20,11 @@ mod generation_defaults;
 #[cfg(test)]
 mod gguf_tests;
 mod growth;
+mod jinja;
 mod known_steps;
 mod model;
 pub mod model_text;
+mod named_templates;
 pub mod probe;
 mod refused;
 pub mod render_process;

@@ -13,6 +13,7 @@ use super::control::unused_mark;
 use super::error::TextError;
 use super::files::{TextFiles, compile};
 pub use super::generation_defaults::GenerationDefaults;
+use super::named_templates::NamedTemplates;
 use super::render_process::{RenderProcesses, Rendering};
 use super::sources::TextSources;
 use super::tokenizer::Tokenizer;
@@ -66,8 +67,9 @@ pub struct Facts {
 }
 
 impl ModelText {
-    /// Reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json from
-    /// `directory`. Only the first is required. A GGUF file instead of the directory contains the same.
+    /// Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, the chat templates and
+    /// generation_config.json from `directory`. Only the first is required. A GGUF file instead of the
+    /// directory contains the same.
     pub fn load(directory: &Path, served_names: &[String]) -> Result<Self, TextError> {
         Self::load_with(directory, served_names, &TextSources::default())
     }
@@ -141,7 +143,7 @@ impl ModelText {
         template: Option<String>,
         generation: &Value,
     ) -> Result<Self, TextError> {
-        let files = TextFiles::new(tokenizer.to_owned(), config.clone(), template)?;
+        let files = TextFiles::new(tokenizer.to_owned(), config.clone(), NamedTemplates::one(template))?;
         Self::from_files(served_names, files, generation)
     }
 
@@ -151,8 +153,8 @@ impl ModelText {
         generation: &Value,
     ) -> Result<Self, TextError> {
         let defaults = GenerationDefaults::from_json(generation)?;
-        let TextFiles { tokenizer: json, digest, parsed, built, config, template } = files;
-        let chat_template = compile(template, &config)?;
+        let TextFiles { tokenizer: json, digest, parsed, built, config, templates } = files;
+        let chat_template = compile(templates, &config)?;
         let tokenizer = match built {
             Some(tokenizer) => tokenizer,
             None => Tokenizer::new(&parsed, json.len())?,
@@ -214,9 +216,9 @@ impl ModelText {
             let message = "This model has no chat template; send a prompt to /v1/completions instead.";
             return Err(TextRefused::invalid("messages", message));
         };
-        let messages = Value::Array(prepare(prompt.messages, template.forms())?);
         let mut arguments = self.template_kwargs.clone();
         arguments.extend(prompt.template_kwargs.clone());
+        let messages = Value::Array(prepare(prompt.messages, template.for_arguments(&arguments).forms())?);
         let arguments = Value::Object(arguments);
         let control = self.tokenizer.control();
         let contains_control = control.contains_control(&messages) || control.contains_control(&arguments);

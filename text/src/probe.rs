@@ -14,9 +14,13 @@ use super::sources::TextSources;
 /// unreadable files and refused conversations are ignored.
 pub fn probe(directory: &Path, sources: &TextSources) {
     let Ok(Some(template)) = chat_template_of(directory, sources) else { return };
-    for messages in conversations() {
-        if let Ok(messages) = prepare(&messages, template.forms()) {
-            let _ = template.render(&Value::Array(messages), true, &Map::new());
+    let tool = json!({"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}});
+    let with_tools = Map::from_iter([("tools".to_owned(), json!([tool]))]);
+    let (conversations, without) = (conversations(), Map::new());
+    let chats = conversations.iter().flat_map(|messages| [(messages, &without), (messages, &with_tools)]);
+    for (messages, arguments) in chats {
+        if let Ok(messages) = prepare(messages, template.for_arguments(arguments).forms()) {
+            let _ = template.render(&Value::Array(messages), true, arguments);
         }
     }
 }

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::bounded_read::{MAX_CONFIG_BYTES, read, read_if_there, read_json};
+use super::bounded_read::{MAX_CONFIG_BYTES, read, read_json};
 use super::error::TextError;
+use super::named_templates::NamedTemplates;
 
 const GENERATION: &str = "generation_config.json";
 /// Fields of generation_config.json that apply only with `do_sample: true`.
@@ -14,7 +15,7 @@ const SAMPLED: [&str; 4] = ["temperature", "top_p", "top_k", "min_p"];
 /// The operator's overrides of the model's files.
 #[derive(Debug, Clone, Default)]
 pub struct TextSources {
-    /// Directory of tokenizer.json, tokenizer_config.json and chat_template.jinja.
+    /// Directory of tokenizer.json, tokenizer_config.json and the chat templates.
     pub tokenizer: Option<PathBuf>,
     /// Path of a chat template, or the template itself.
     pub chat_template: Option<String>,
@@ -50,18 +51,18 @@ impl TextSources {
         self.tokenizer.as_deref().unwrap_or(model)
     }
 
-    /// The chat template's source; `None` = it may be in tokenizer_config.json.
-    pub(super) fn template(&self, model: &Path) -> Result<Option<String>, TextError> {
+    /// The sources of chat templates outside of tokenizer_config.json.
+    pub(super) fn templates(&self, model: &Path) -> Result<NamedTemplates, TextError> {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         match self.chat_template.as_deref() {
             Some(template) if template.contains("{{") || template.contains("{%") => {
-                Ok(Some(template.to_owned()))
+                Ok(NamedTemplates::one(Some(template.to_owned())))
             }
-            Some(file) => read(Path::new(file), MAX_CONFIG_BYTES).map(text).map(Some),
-            None => {
-                let file = self.tokenizer_directory(model).join("chat_template.jinja");
-                Ok(read_if_there(&file, MAX_CONFIG_BYTES)?.map(text))
+            Some(file) => {
+                let source = read(Path::new(file), MAX_CONFIG_BYTES).map(text)?;
+                Ok(NamedTemplates::one(Some(source)))
             }
+            None => NamedTemplates::read(self.tokenizer_directory(model)),
         }
     }
 
