@@ -312,7 +312,8 @@ mod tests {
         assert!(read_until(&mut client, "ok").await.starts_with("HTTP/1.1 200"));
     }
 
-    /// A proxy that keeps connections for longer would send requests into closed ones: nginx does so for 60 s.
+    /// A proxy that keeps connections for longer would send requests into closed ones: nginx does so for 60
+    /// s.
     #[tokio::test(start_paused = true)]
     async fn an_idle_connection_is_kept_for_its_time_and_then_closed() {
         let second = Duration::from_secs(1);
