@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: lying_servers.py SKEIN [MIB]
 
-A server behind `skein router --worker-urls` frames its answers wrongly and sends MIB (default 200) mebibytes in
-each, to clients that read and to clients that do not. The router's peak memory must stay within 64 MiB of what
-it took before, and it must answer the next client.
+A server behind `skein router --worker-urls` frames its answers wrongly and sends MIB (default 200) mebibytes
+in each, to clients that read and to clients that do not. The router's peak memory must stay within 64 MiB of
+what it took before, and it must answer the next client.
 """
 
 import pathlib

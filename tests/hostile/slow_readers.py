@@ -21,8 +21,8 @@ SLOW = 100
 NEW = 24
 # For all that waits for seats: a development build on a busy machine.
 ANSWER_WITHIN_S = 120.0
-# Beside streams that are computed and not read, the slowest new request may take this many times as long as the
-# slowest without them, and this much more.
+# Beside streams that are computed and not read, the slowest new request may take this many times as long as
+# the slowest without them, and this much more.
 SLOWER = 10
 SLOWER_S = 1.0
 WIDE = {"prompt": "def f():", "n": 16, "logprobs": 20, "max_tokens": 200, "stream": True, "ignore_eos": True}
