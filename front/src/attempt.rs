@@ -20,16 +20,23 @@ pub(super) async fn attempt(
     seat: Seat,
 ) -> Result<(Parts, Reading), Failure> {
     match exchange::ask(shared, call, body, &seat).await {
-        Ok((response, connection)) => {
-            let (mut head, body) = response.into_parts();
-            headers::strip(&mut head.headers);
-            Ok((head, Reading::new(body, connection, seat)))
+        Ok((response, mut connection)) => {
+            let (head, body) = response.into_parts();
+            if headers::is_framed_twice(&head.headers) {
+                connection.use_once();
+            }
+            match headers::from_worker(head) {
+                Ok(head) => Ok((head, Reading::new(body, connection, seat))),
+                Err(reason) => Err(failed(seat, reason.to_owned())),
+            }
         }
-        Err(Failure::Fault(reason)) => {
-            tracing::debug!(worker = &*seat.link().name(), reason, "a worker failed a request");
-            seat.end(Outcome::Fault);
-            Err(Failure::Fault(reason))
-        }
+        Err(Failure::Fault(reason)) => Err(failed(seat, reason)),
         Err(Failure::Over(refusal)) => Err(Failure::Over(refusal)),
     }
+}
+
+fn failed(seat: Seat, reason: String) -> Failure {
+    tracing::debug!(worker = &*seat.link().name(), reason, "a worker failed a request");
+    seat.end(Outcome::Fault);
+    Failure::Fault(reason)
 }

@@ -44,7 +44,7 @@ impl Body for AnswerBody {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Self::Stream(_) => SizeHint::default(),
+            Self::Stream(stream) => stream.length().map(SizeHint::with_exact).unwrap_or_default(),
         }
     }
 }

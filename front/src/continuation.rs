@@ -33,11 +33,20 @@ const WHOLE: [(&str, &str); 16] = [
     ("min_tokens", "it has a least length"),
 ];
 
-/// The body of a request that continues what `body` has begun.
+/// What is left of an answer.
+#[derive(Debug, PartialEq)]
+pub enum Rest {
+    /// The body of a request for it.
+    Request(Bytes),
+    /// All tokens were delivered; the events that end the stream.
+    Nothing(Bytes),
+}
+
+/// What is left of the answer to the request `body`.
 ///
 /// # Errors
-/// Why that is impossible.
-pub fn body(kind: Continues, body: &Bytes, transcript: &Transcript) -> Result<Bytes, &'static str> {
+/// Why it cannot be continued.
+pub fn rest(kind: Continues, body: &Bytes, transcript: &Transcript) -> Result<Rest, &'static str> {
     if let Some(why) = transcript.not_resumable {
         return Err(why);
     }
@@ -45,18 +54,45 @@ pub fn body(kind: Continues, body: &Bytes, transcript: &Transcript) -> Result<By
     let mut fields = fields.map_err(|_| "the request is not a JSON object")?;
     check(&fields)?;
     if transcript.text.is_empty() {
-        return Ok(body.clone());
+        return Ok(Rest::Request(body.clone()));
+    }
+    if !take_delivered(&mut fields, transcript.events.into()) {
+        return Ok(Rest::Nothing(end(kind, transcript)));
     }
     match kind {
         Continues::Chat => extend_messages(&mut fields, &transcript.text)?,
         Continues::Completion => extend_prompt(&mut fields, &transcript.text)?,
     }
+    let body = serde_json::to_vec(&fields).map_err(|_| "the request cannot be written as JSON")?;
+    Ok(Rest::Request(body.into()))
+}
+
+/// Takes what was delivered from the limits of tokens; false if nothing is left. Each event has one token or
+/// more.
+fn take_delivered(fields: &mut Map<String, Value>, delivered: u64) -> bool {
+    let mut is_left = true;
     for limit in ["max_tokens", "max_completion_tokens"] {
         if let Some(most) = fields.get(limit).and_then(Value::as_u64) {
-            fields.insert(limit.to_owned(), json!(most.saturating_sub(transcript.events.into()).max(1)));
+            is_left &= most > delivered;
+            fields.insert(limit.to_owned(), json!(most.saturating_sub(delivered)));
         }
     }
-    serde_json::to_vec(&fields).map(Bytes::from).map_err(|_| "the request cannot be written as JSON")
+    is_left
+}
+
+/// The events that end an answer at its limit of tokens.
+fn end(kind: Continues, transcript: &Transcript) -> Bytes {
+    let (object, choice) = match kind {
+        Continues::Chat => {
+            ("chat.completion.chunk", json!({"index": 0, "delta": {}, "finish_reason": "length"}))
+        }
+        Continues::Completion => {
+            ("text_completion", json!({"index": 0, "text": "", "finish_reason": "length"}))
+        }
+    };
+    let Transcript { id, model, created, .. } = transcript;
+    let last = json!({"id": id, "object": object, "created": created, "model": model, "choices": [choice]});
+    format!("data: {last}\n\ndata: [DONE]\n\n").into()
 }
 
 fn check(fields: &Map<String, Value>) -> Result<(), &'static str> {
@@ -155,7 +191,10 @@ mod tests {
 
     fn continued(kind: Continues, fields: Value, text: &str) -> Result<Value, &'static str> {
         let transcript = Transcript { text: text.to_owned(), events: 3, ..Transcript::default() };
-        body(kind, &fields.to_string().into(), &transcript).map(|body| serde_json::from_slice(&body).unwrap())
+        rest(kind, &fields.to_string().into(), &transcript).map(|rest| match rest {
+            Rest::Request(body) => serde_json::from_slice(&body).unwrap(),
+            Rest::Nothing(end) => json!(String::from_utf8_lossy(&end)),
+        })
     }
 
     #[test]
@@ -175,9 +214,27 @@ mod tests {
 
     #[test]
     fn a_completion_continues_after_its_prompt() {
-        let body = continued(Continues::Completion, json!({"prompt": "a", "max_tokens": 2}), "bc").unwrap();
+        let body = continued(Continues::Completion, json!({"prompt": "a", "max_tokens": 4}), "bc").unwrap();
         assert_eq!(body, json!({"prompt": "abc", "max_tokens": 1}));
         assert!(continued(Continues::Completion, json!({"prompt": [1, 2]}), "bc").is_err());
+    }
+
+    #[test]
+    fn an_answer_with_all_its_tokens_ends_instead_of_being_continued() {
+        for (kind, limit, most, is_over) in [
+            (Continues::Completion, "max_tokens", 3, true),
+            (Continues::Completion, "max_tokens", 2, true),
+            (Continues::Completion, "max_tokens", 0, true),
+            (Continues::Chat, "max_completion_tokens", 3, true),
+            (Continues::Chat, "max_completion_tokens", 4, false),
+        ] {
+            let mut request = json!({"prompt": "a", "messages": [], "max_tokens": 1000});
+            request[limit] = json!(most);
+            let rest = continued(kind, request, "bcd").unwrap();
+            let end = rest.as_str().unwrap_or_default();
+            assert_eq!(end.ends_with("data: [DONE]\n\n"), is_over, "{limit} {most}: {rest}");
+            assert_eq!(end.contains("\"finish_reason\":\"length\""), is_over, "{limit} {most}: {rest}");
+        }
     }
 
     #[test]
@@ -200,7 +257,7 @@ mod tests {
             "response_format": {"type": "text"}});
         assert!(continued(Continues::Completion, harmless, "b").is_ok());
         let transcript = Transcript { not_resumable: Some("why"), ..Transcript::default() };
-        assert_eq!(body(Continues::Chat, &"{}".into(), &transcript), Err("why"));
+        assert_eq!(rest(Continues::Chat, &"{}".into(), &transcript), Err("why"));
     }
 
     #[test]

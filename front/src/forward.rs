@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
 use http::response::Parts;
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -25,7 +24,7 @@ use super::shared::Shared;
 use super::stream::Stream;
 
 /// Longest response that is read to its end before the client gets any of it.
-const MAX_WHOLE_BYTES: u64 = 1 << 20;
+const MAX_WHOLE_BYTES: usize = 1 << 20;
 /// Longest error of a worker that is kept while others are tried.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 /// Time for the body of an error.
@@ -113,14 +112,14 @@ async fn answer(
     reading: Reading,
     mut running: Running,
 ) -> Result<Response<AnswerBody>, (Failure, Running)> {
-    let length = head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if length.is_none_or(|length| length > MAX_WHOLE_BYTES) {
+    if reading.length().is_none_or(|length| length > MAX_WHOLE_BYTES as u64) {
         let is_events = is_event_stream(&head.headers);
         let stream = Stream::new(shared.clone(), call.clone(), running, reading, is_events);
         return Ok(Response::from_parts(head, AnswerBody::Stream(Box::new(stream))));
     }
     let (body, mut connection, mut seat) = reading.into_parts();
-    match watched(shared, call, &seat, connection.drive(body.collect())).await {
+    let collected = connection.drive(Limited::new(body, MAX_WHOLE_BYTES).collect());
+    match watched(shared, call, &seat, collected).await {
         Ok(Ok(collected)) => {
             if seat.begin() {
                 running.began();
@@ -143,7 +142,7 @@ async fn answer(
 }
 
 /// Keeps an error of a worker for the client, should no other worker do better.
-async fn keep_error(mut head: Parts, reading: Reading) -> Response<AnswerBody> {
+async fn keep_error(head: Parts, reading: Reading) -> Response<AnswerBody> {
     let (body, mut connection, seat) = reading.into_parts();
     let collected = connection.drive(Limited::new(body, MAX_ERROR_BYTES).collect());
     let collected = tokio::time::timeout(ERROR_TIMEOUT, collected).await;
@@ -155,6 +154,5 @@ async fn keep_error(mut head: Parts, reading: Reading) -> Response<AnswerBody> {
         Ok(Err(_)) | Err(_) => Bytes::new(),
     };
     seat.end(outcome(head.status));
-    head.headers.remove(CONTENT_LENGTH);
     Response::from_parts(head, AnswerBody::Whole(bytes))
 }

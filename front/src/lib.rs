@@ -5,10 +5,10 @@
 //! `servers` and `prefixes` choose a worker, purely: what a worker caches is assumed from what was sent to
 //! it. `exchange` sends one request and waits for the head of its response, `attempt` and `reading` are one
 //! attempt, `forward` repeats it elsewhere, `stream` passes a response on and, on request, continues it by
-//! `continuation` from its `transcript` if its worker is lost. `shared` is what all requests need: the
-//! `servers`, the `link` to each, the counters. `health` checks the workers, `names` follows the addresses of
-//! those given by a name, `pool` keeps connections, with `tls` for `https`; to a server that speaks KServe
-//! v2, a connection is a pipe to `kserve`, which translates.
+//! `continuation` from its `transcript` if its worker is lost, as often as `moves` allows. `shared` is what
+//! all requests need: the `servers`, the `link` to each, the counters. `health` checks the workers, `names`
+//! follows the addresses of those given by a name, `pool` keeps connections, with `tls` for `https`; to a
+//! server that speaks KServe v2, a connection is a pipe to `kserve`, which translates.
 //!
 //! No code here tokenises. Of `skein_choice` it uses the policy, the breaker, the load in `ledger` and
 //! receipts; of `skein_router` its `config`, `drain`, `refusal`, the loop of `serve` and the count of
@@ -28,6 +28,7 @@ mod health;
 mod kserve;
 mod link;
 mod metrics;
+mod moves;
 mod names;
 mod pool;
 mod prefixes;

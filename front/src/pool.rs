@@ -42,6 +42,8 @@ pub struct Connection {
     sender: SendRequest<Full<Bytes>>,
     io: Pin<Box<http1::Connection<TokioIo<Wire>, Full<Bytes>>>>,
     ended: bool,
+    /// Takes no request after this one.
+    is_last: bool,
 }
 
 impl Connection {
@@ -80,6 +82,11 @@ impl Connection {
                 tracing::debug!(%error, "a connection to a worker broke");
             }
         }
+    }
+
+    /// Takes no other request: where a response on it ends is in doubt.
+    pub fn use_once(&mut self) {
+        self.is_last = true;
     }
 
     /// Whether it can take a request now: the worker has not closed it.
@@ -152,7 +159,7 @@ impl Pool {
         builder.max_headers(MAX_HEADERS).max_buf_size(MAX_BUFFER_BYTES);
         let handshake = builder.handshake(TokioIo::new(wire)).await;
         let (sender, io) = handshake.map_err(|error| error.to_string())?;
-        Ok(Connection { sender, io: Box::pin(io), ended: false })
+        Ok(Connection { sender, io: Box::pin(io), ended: false, is_last: false })
     }
 
     async fn connect_socket(&self) -> Result<Wire, String> {
@@ -171,7 +178,7 @@ impl Pool {
 
     /// Keeps a connection whose response was read to its end.
     pub fn keep(&self, connection: Connection) {
-        if connection.ended {
+        if connection.ended || connection.is_last {
             return;
         }
         let now = clock::now();

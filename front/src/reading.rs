@@ -19,6 +19,8 @@ use super::shared::{Seat, Shared};
 
 /// Most parts that are passed on at once.
 const MAX_PARTS: usize = 64;
+/// Parts are joined up to this many bytes, so that a client that does not read costs little memory.
+const MAX_JOINED_BYTES: usize = 64 * 1024;
 
 /// A response that a worker sends.
 pub(super) struct Reading {
@@ -49,6 +51,11 @@ impl Reading {
     /// Reads `body`, which arrives on `connection`.
     pub fn new(body: Incoming, connection: Connection, seat: Seat) -> Self {
         Self { body, connection, ended: None, seat, heard: clock::now(), look: None, edit: None }
+    }
+
+    /// Bytes that are left, if the worker's framing says so.
+    pub fn length(&self) -> Option<u64> {
+        self.body.size_hint().exact()
     }
 
     /// The response is complete: keeps the connection.
@@ -83,8 +90,8 @@ impl Reading {
         }
     }
 
-    /// All that has arrived, up to [`MAX_PARTS`] parts: an engine's step or a slow client leaves several, and
-    /// each write to the client costs more than copying them together.
+    /// All that has arrived, up to [`MAX_PARTS`] parts or [`MAX_JOINED_BYTES`]: an engine's step or a slow
+    /// client leaves several, and each write to the client costs more than copying them together.
     fn read(&mut self, context: &mut Context<'_>) -> Poll<Read> {
         if let Some(ended) = self.ended.take() {
             return Poll::Ready(ended);
@@ -95,6 +102,9 @@ impl Reading {
         self.heard = clock::now();
         let mut more = BytesMut::new();
         for _ in 1..MAX_PARTS {
+            if first.len().max(more.len()) >= MAX_JOINED_BYTES {
+                break;
+            }
             match self.part(context) {
                 Poll::Ready(Read::Data(part)) => {
                     if more.is_empty() {

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -12,10 +13,11 @@ use skein_router::api::openai::error::error_object;
 use skein_router::refusal::Refusal;
 
 use super::attempt::attempt;
-use super::continuation::{self, Edit};
+use super::continuation::{self, Edit, Rest};
 use super::events::Events;
 use super::exchange::Failure;
 use super::headers::is_event_stream;
+use super::moves::Moves;
 use super::reading::{Read, Reading};
 use super::routes::Call;
 use super::running::Running;
@@ -34,8 +36,7 @@ pub(super) struct Stream {
     transcript: Option<Transcript>,
     /// The client has a part of it.
     has_sent: bool,
-    /// Moves since the last progress.
-    moves: u32,
+    moves: Moves,
 }
 
 /// A body that cannot be completed: its connection is closed, so that no client takes it for whole.
@@ -45,7 +46,7 @@ pub(super) struct Cut;
 
 enum State {
     Reading(Box<Reading>),
-    Moving(BoxFuture<'static, Result<Reading, Refusal>>),
+    Moving(BoxFuture<'static, Result<(Reading, Moves), Refusal>>),
     Ended,
 }
 
@@ -64,10 +65,18 @@ impl Stream {
             events: is_events.then(Events::default),
             state: State::Reading(Box::new(reading)),
             has_sent: false,
-            moves: 0,
+            moves: Moves::new(shared.config.router.migration_limit),
             shared,
             call,
             running,
+        }
+    }
+
+    /// Bytes that are left, if they are the worker's own and it said how many.
+    pub fn length(&self) -> Option<u64> {
+        match &self.state {
+            State::Reading(reading) if self.events.is_none() => reading.length(),
+            _ => None,
         }
     }
 
@@ -77,7 +86,7 @@ impl Stream {
             let sent = match &mut self.state {
                 State::Ended => return Poll::Ready(None),
                 State::Moving(moving) => match ready!(moving.as_mut().poll(context)) {
-                    Ok(reading) => self.moved(reading),
+                    Ok((reading, moves)) => self.moved(reading, moves),
                     Err(refusal) => Some(self.failed(&refusal)),
                 },
                 State::Reading(reading) => {
@@ -96,6 +105,7 @@ impl Stream {
     }
 
     fn data(&mut self, bytes: Bytes) -> Option<Result<Bytes, Cut>> {
+        let said_before = self.said();
         let State::Reading(reading) = &mut self.state else { return None };
         if reading.seat.begin() {
             self.running.began();
@@ -111,8 +121,10 @@ impl Stream {
         if let Some(edit) = &reading.edit {
             whole = edit.apply(&whole);
         }
-        if !whole.is_empty() {
-            (self.has_sent, self.moves) = (true, 0);
+        self.has_sent |= !whole.is_empty();
+        // A comment or a role is no progress: a server that says only that would be asked for ever.
+        if self.said() > said_before {
+            self.moves.progressed();
         }
         if failed.is_none() {
             return Some(Ok(whole));
@@ -123,6 +135,11 @@ impl Stream {
             Some(Ok(error)) => Some(Ok([whole, error].concat().into())),
             _ => Some(Ok(whole)),
         }
+    }
+
+    /// Events with text that the client has.
+    fn said(&self) -> u32 {
+        self.transcript.as_ref().map_or(0, |transcript| transcript.events)
     }
 
     /// The worker closed the response properly.
@@ -159,25 +176,29 @@ impl Stream {
             self.running.completed();
             return Some(Ok(Bytes::from_static(b"data: [DONE]\n\n")));
         }
-        let body = match self.body_of_rest() {
-            Ok(body) => body,
+        let body = match self.rest() {
+            Ok(Rest::Request(body)) => body,
+            Ok(Rest::Nothing(end)) => {
+                self.running.completed();
+                return Some(Ok(end));
+            }
             Err(why) => return Some(self.failed(&Refusal::NotResumed(why))),
         };
-        self.moves += 1;
-        if self.moves > self.shared.config.router.migration_limit {
-            let moves = self.moves - 1;
+        let Some(pause) = self.moves.again() else {
+            let moves = self.moves.total();
             return Some(self.failed(&Refusal::WorkersLost { moves, reason: why.to_owned() }));
-        }
+        };
         self.running.moved();
-        let (shared, call) = (self.shared.clone(), self.call.clone());
-        self.state = State::Moving(Box::pin(recover(shared, call, body, tried, self.moves)));
+        let moves = std::mem::replace(&mut self.moves, Moves::new(0));
+        let recovery = Recovery { shared: self.shared.clone(), call: self.call.clone(), body, tried, moves };
+        self.state = State::Moving(Box::pin(recovery.run(pause)));
         None
     }
 
-    /// The request for what the client does not have yet.
-    fn body_of_rest(&self) -> Result<Bytes, &'static str> {
+    /// What the client does not have yet.
+    fn rest(&self) -> Result<Rest, &'static str> {
         if !self.has_sent {
-            return Ok(self.call.body.clone());
+            return Ok(Rest::Request(self.call.body.clone()));
         }
         let Some(kind) = self.call.route.continues else {
             return Err("streams of this path cannot be continued");
@@ -187,10 +208,11 @@ impl Stream {
                 "continuing by text is not allowed; send the header x-skein-resume: text to allow it",
             );
         };
-        continuation::body(kind, &self.call.body, transcript)
+        continuation::rest(kind, &self.call.body, transcript)
     }
 
-    fn moved(&mut self, mut reading: Reading) -> Option<Result<Bytes, Cut>> {
+    fn moved(&mut self, mut reading: Reading, moves: Moves) -> Option<Result<Bytes, Cut>> {
+        self.moves = moves;
         if self.has_sent {
             reading.edit =
                 Some(Edit::new(self.transcript.as_ref().and_then(|transcript| transcript.id.clone())));
@@ -213,31 +235,47 @@ impl Stream {
     }
 }
 
-/// Sends `body` to other workers until one answers with a stream.
-async fn recover(
+/// Looks for a worker that continues a stream.
+struct Recovery {
     shared: Arc<Shared>,
     call: Arc<Call>,
     body: Bytes,
-    mut tried: Vec<u32>,
-    mut moves: u32,
-) -> Result<Reading, Refusal> {
-    loop {
-        let seat = shared.place(&call, &tried, shared.give_up_at()).await?;
-        tried.push(seat.worker());
-        let reason = match attempt(&shared, &call, &body, seat).await {
+    tried: Vec<u32>,
+    moves: Moves,
+}
+
+impl Recovery {
+    /// After `pause`, sends `body` to other workers until one answers with a stream.
+    async fn run(mut self, mut pause: Duration) -> Result<(Reading, Moves), Refusal> {
+        loop {
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
+            let reason = match self.attempt().await? {
+                Ok(reading) => return Ok((reading, self.moves)),
+                Err(reason) => reason,
+            };
+            pause = self
+                .moves
+                .again()
+                .ok_or_else(|| Refusal::WorkersLost { moves: self.moves.total(), reason })?;
+        }
+    }
+
+    /// The stream of one worker, or why it gives none.
+    async fn attempt(&mut self) -> Result<Result<Reading, String>, Refusal> {
+        let seat = self.shared.place(&self.call, &self.tried, self.shared.give_up_at()).await?;
+        self.tried.push(seat.worker());
+        match attempt(&self.shared, &self.call, &self.body, seat).await {
             Ok((head, reading)) if head.status.is_success() && is_event_stream(&head.headers) => {
-                return Ok(reading);
+                Ok(Ok(reading))
             }
             Ok((head, reading)) => {
                 reading.refuse(head.status);
-                format!("status {}", head.status)
+                Ok(Err(format!("status {}", head.status)))
             }
-            Err(Failure::Over(refusal)) => return Err(refusal),
-            Err(Failure::Fault(reason)) => reason,
-        };
-        moves += 1;
-        if moves > shared.config.router.migration_limit {
-            return Err(Refusal::WorkersLost { moves: moves - 1, reason });
+            Err(Failure::Over(refusal)) => Err(refusal),
+            Err(Failure::Fault(reason)) => Ok(Err(reason)),
         }
     }
 }

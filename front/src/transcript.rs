@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::events;
 
 /// Longest text that is remembered for a continuation.
-const MAX_TEXT_BYTES: usize = 4 << 20;
+const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// The answer so far.
 #[derive(Debug, Default)]
@@ -19,6 +20,10 @@ pub struct Transcript {
     pub events: u32,
     /// Id of the answer.
     pub id: Option<String>,
+    /// Model that the answer names.
+    pub model: Option<String>,
+    /// When it was created, as JSON.
+    pub created: Option<Value>,
     /// The stream has reached its end.
     pub ended: bool,
     /// Why no other worker can continue it.
@@ -29,6 +34,9 @@ pub struct Transcript {
 struct Chunk<'a> {
     #[serde(borrow)]
     id: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    model: Option<Cow<'a, str>>,
+    created: Option<Value>,
     #[serde(borrow, default)]
     choices: Vec<Choice<'a>>,
     error: Option<Error<'a>>,
@@ -104,6 +112,8 @@ impl Transcript {
         }
         if self.id.is_none() {
             self.id = chunk.id.map(Cow::into_owned);
+            self.model = chunk.model.map(Cow::into_owned);
+            self.created = chunk.created;
         }
         chunk.choices.iter().for_each(|choice| self.choice(choice));
         false
@@ -133,6 +143,9 @@ impl Transcript {
             } else {
                 self.not_resumable = Some("it is too long");
             }
+        }
+        if self.not_resumable.is_some() {
+            self.text = String::new(); // no use to anybody
         }
         self.ended |= choice.finish_reason.is_some();
     }

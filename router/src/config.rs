@@ -45,6 +45,8 @@ pub struct RouterConfig {
     pub policy: Policy,
     /// Most consecutive moves of a request without progress before it fails.
     pub migration_limit: u32,
+    /// How long a connection without a request stays open.
+    pub idle_timeout: Duration,
     /// How long a shutdown waits for running streams before it ends them with an error.
     pub shutdown_timeout: Duration,
     /// When a worker counts as lost, and how its streams recover.
@@ -53,6 +55,9 @@ pub struct RouterConfig {
 
 /// Default of [`RouterConfig::migration_limit`].
 const MIGRATION_LIMIT: u32 = 3;
+/// Default of [`RouterConfig::idle_timeout`], as nginx' `keepalive_timeout`: longer than the 60 s for which
+/// proxies keep connections to the servers behind them.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 /// Default of [`RouterConfig::shutdown_timeout`].
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -80,6 +85,7 @@ impl RouterConfig {
             follow_picks: false,
             policy: Policy::default(),
             migration_limit: MIGRATION_LIMIT,
+            idle_timeout: IDLE_TIMEOUT,
             shutdown_timeout: SHUTDOWN_TIMEOUT,
             recovery: RecoveryConfig::default(),
         }

@@ -28,7 +28,7 @@ use crate::app::App;
 
 /// Most connections at once; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 16_384;
-/// Time from connecting to the end of the first request's head, and from one head's first byte to its last.
+/// Time from connecting to the end of the first request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most header lines of one request.
 const MAX_HEADERS: usize = 100;
@@ -73,6 +73,7 @@ fn serve_boxed<'a>(
         let router = router.clone();
         async move { router.oneshot(request).await.unwrap_or_else(|never| match never {}) }
     };
+    let idle_timeout = app.config.idle_timeout;
     let drained = async move {
         shutdown.await;
         let running = app.drain.running();
@@ -82,19 +83,21 @@ fn serve_boxed<'a>(
         app.drain.drain(app.config.shutdown_timeout, || app.generator.leave()).instrument(drain).await;
         ending
     };
-    Ok(accept_until(listener, service, drained).boxed())
+    Ok(accept_until(listener, service, idle_timeout, drained).boxed())
 }
 
-/// Serves `service` on every connection until `drained` resolves, then closes the connections.
+/// Serves `service` on every connection until `drained` resolves, then closes the connections. An HTTP/1.1
+/// connection is closed `idle_timeout` after its last answer.
 pub async fn accept_until<F, B, D>(
     listener: TcpListener,
     service: impl Fn(http::Request<Incoming>) -> F + Clone + Send + 'static,
+    idle_timeout: Duration,
     drained: impl Future<Output = D>,
 ) where
     F: Future<Output = http::Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
-    let closing = CancellationToken::new();
+    let (closing, builder) = (CancellationToken::new(), protocol(idle_timeout));
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     tokio::pin!(drained);
@@ -105,7 +108,7 @@ pub async fn accept_until<F, B, D>(
             ending = &mut drained => break ending,
             Some(_) = connections.join_next() => {}
             (place, stream) = accept(&listener, &places) => {
-                connections.spawn(connection(stream, service.clone(), closing.clone(), place));
+                connections.spawn(connection(stream, builder.clone(), service.clone(), closing.clone(), place));
             }
         }
     };
@@ -136,6 +139,7 @@ async fn accept(
 
 async fn connection<F, B>(
     stream: TcpStream,
+    builder: auto::Builder<TokioExecutor>,
     service: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
     closing: CancellationToken,
     _place: Option<OwnedSemaphorePermit>,
@@ -152,7 +156,6 @@ async fn connection<F, B>(
         let answered = service(request);
         async move { Ok::<_, Infallible>(answered.await) }
     });
-    let builder = protocol();
     let served = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(served);
     let silent = async {
@@ -175,12 +178,13 @@ async fn connection<F, B>(
     }
 }
 
-fn protocol() -> auto::Builder<TokioExecutor> {
+/// An idle connection waits for a head, so one limit bounds both. The first head also has [`HEAD_TIMEOUT`].
+fn protocol(idle_timeout: Duration) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(idle_timeout)
         .max_headers(MAX_HEADERS)
         .max_buf_size(MAX_HEADER_BYTES as usize);
     builder
@@ -196,6 +200,7 @@ fn protocol() -> auto::Builder<TokioExecutor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RouterConfig;
     use crate::testing::{self, Say, Script, delta};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::sync::oneshot;
@@ -208,8 +213,10 @@ mod tests {
     }
 
     async fn start(script: Script, shutdown_timeout: Duration) -> Server {
-        let mut config = testing::config();
-        config.shutdown_timeout = shutdown_timeout;
+        start_with(script, RouterConfig { shutdown_timeout, ..testing::config() }).await
+    }
+
+    async fn start_with(script: Script, config: RouterConfig) -> Server {
         let app = App::new(Arc::new(testing::model_text()), Arc::new(script), config);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -303,6 +310,26 @@ mod tests {
         }
         let mut client = send(server.address, "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert!(read_until(&mut client, "ok").await.starts_with("HTTP/1.1 200"));
+    }
+
+    /// A proxy that keeps connections for longer would send requests into closed ones: nginx does so for 60
+    /// s.
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_connection_is_kept_for_its_time_and_then_closed() {
+        let second = Duration::from_secs(1);
+        for idle_timeout in [testing::config().idle_timeout, 5 * second] {
+            let config = RouterConfig { idle_timeout, ..testing::config() };
+            let server = start_with(Script::default(), config).await;
+            let mut client = TcpStream::connect(server.address).await.unwrap();
+            for _ in 0..3 {
+                client.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+                assert!(read_until(&mut client, "ok").await.starts_with("HTTP/1.1 200"));
+                tokio::time::sleep(idle_timeout - second).await;
+            }
+            let rest = tokio::time::timeout(2 * second, read_until(&mut client, "never"));
+            assert_eq!(rest.await.expect("it is closed in time"), "", "{idle_timeout:?}");
+        }
+        assert!(testing::config().idle_timeout > Duration::from_secs(60));
     }
 
     #[tokio::test(start_paused = true)]

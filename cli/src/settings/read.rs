@@ -60,6 +60,9 @@ impl FrontSettings {
             root_path: settings.value("root-path", root_path).unwrap_or_default(),
             policy: settings.value("policy", one_of(&Policy::ALL)).unwrap_or_default(),
             migration_limit: small(settings, "migration-limit", 0, 64).unwrap_or_default(),
+            idle_timeout: settings
+                .value("timeout-keep-alive", duration(Duration::from_secs(1)..=A_DAY))
+                .unwrap_or(defaults.idle_timeout),
             shutdown_timeout: shutdown_timeout(settings),
             recovery: recovery(settings),
             ..defaults

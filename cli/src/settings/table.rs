@@ -663,6 +663,14 @@ pub const FLAGS: &[Flag] = &[
         "Most prompt and expected output tokens running or waiting",
     )),
     one(
+        "timeout-keep-alive",
+        Some("75s"),
+        "TIME",
+        LIMITS,
+        FRONT,
+        "How long a client's HTTP/1.1 connection without a request stays open; longer than a proxy in front keeps it",
+    ),
+    one(
         "migration-limit",
         Some("3"),
         "N",

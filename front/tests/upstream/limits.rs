@@ -86,6 +86,21 @@ async fn a_huge_answer_passes_through() {
 }
 
 #[tokio::test]
+async fn an_answer_that_nobody_reads_is_not_kept_in_memory() {
+    let scene = Scene::new(1).await;
+    scene.workers[0].plan(&[Act::Huge(1 << 30)]);
+    let response = scene.send("POST", "/v1/embeddings", &[], completion(false, 1).to_string()).await;
+    let sent = || scene.workers[0].state.sent.load(std::sync::atomic::Ordering::SeqCst);
+    let mut before = usize::MAX;
+    while std::mem::replace(&mut before, sent()) != sent() {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    // The system's buffers of two connections, and little of ours.
+    assert!(sent() < 48 << 20, "{} bytes were taken", sent());
+    drop(response);
+}
+
+#[tokio::test]
 async fn bodies_that_are_not_json_are_the_workers_to_judge() {
     let scene = Scene::new(2).await;
     for body in ["", "nonsense", "[]", "{\"n\":{}}", "\u{0}"] {

@@ -1,6 +1,7 @@
 //! A router before OpenAI servers, over real sockets: what clients get when servers fail in every way.
 
 mod addresses;
+mod framing;
 mod kserve;
 mod limits;
 mod mock;

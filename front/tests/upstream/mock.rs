@@ -40,6 +40,10 @@ pub enum Act {
     EndlessHead,
     /// Answers with a body of this many bytes.
     Huge(usize),
+    /// Sends exactly this.
+    Raw(&'static str),
+    /// Sends exactly this and closes the connection.
+    RawAndClose(&'static str),
 }
 
 /// What the server says about its health.
@@ -64,6 +68,8 @@ pub struct State {
     pub left: AtomicUsize,
     pub running: AtomicUsize,
     pub connections: AtomicUsize,
+    /// Bytes of [`Act::Huge`] that the system took.
+    pub sent: AtomicUsize,
     /// Pause before each event.
     pub pause: Duration,
 }
@@ -92,6 +98,7 @@ impl Mock {
             left: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
+            sent: AtomicUsize::new(0),
             pause,
         };
         Self::at(([127, 0, 0, 1], 0).into(), Arc::new(state)).await
@@ -249,9 +256,17 @@ async fn generate(stream: &mut TcpStream, state: &State, head: &str, body: &Valu
                 .ok()?;
             let part = vec![b'z'; 1 << 16];
             for at in (0..bytes).step_by(part.len()) {
-                stream.write_all(&part[..part.len().min(bytes - at)]).await.ok()?;
+                let part = &part[..part.len().min(bytes - at)];
+                stream.write_all(part).await.ok()?;
+                state.sent.fetch_add(part.len(), Ordering::SeqCst);
             }
             return Some(());
+        }
+        Act::Raw(bytes) => return stream.write_all(bytes.as_bytes()).await.ok(),
+        Act::RawAndClose(bytes) => {
+            stream.write_all(bytes.as_bytes()).await.ok()?;
+            stream.shutdown().await.ok()?;
+            return None;
         }
         Act::CutBody => {
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{").await.ok()?;

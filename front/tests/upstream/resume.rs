@@ -42,6 +42,48 @@ async fn a_cut_stream_continues_on_another_worker_if_the_client_asks() {
     }
 }
 
+/// A server that ends every stream without saying so must not be asked for ever, whatever it says before.
+#[tokio::test]
+async fn no_stream_is_continued_for_ever() {
+    const ONLY_A_COMMENT: Act =
+        Act::RawAndClose("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n: ping\n\n");
+    const ONLY_A_ROLE: Act = Act::RawAndClose(
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n\
+         data: {\"id\":\"a\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\"}}]}\n\n",
+    );
+    let unlimited = {
+        let mut body = completion(true, 1);
+        body.as_object_mut().unwrap().remove("max_tokens");
+        body
+    };
+    for (act, body, calls, is_done) in [
+        (Act::EndEarly(1), completion(true, 5), 5, true),
+        (Act::EndEarly(5), completion(true, 5), 1, true),
+        (Act::Cut(1), chat(true, 5), 5, true),
+        (Act::EndEarly(0), completion(true, 5), 2, false),
+        (Act::EndEarly(0), chat(true, 5), 2, false),
+        (ONLY_A_COMMENT, chat(true, 5), 2, false),
+        (ONLY_A_ROLE, chat(true, 5), 2, false),
+        (Act::EndEarly(1), unlimited, 9, false),
+        (Act::EndEarly(1), completion(true, 5000), 9, false),
+    ] {
+        let mut once = config();
+        once.router.migration_limit = 1;
+        let scene = Scene::with(1, once, Duration::ZERO).await;
+        scene.workers[0].plan(&[act; 50]);
+        let path = if body["messages"].is_null() { "/v1/completions" } else { "/v1/chat/completions" };
+        let answer = ask(&scene, path, &body, RESUME).await;
+        assert_eq!(answer.is_done(), is_done, "{act:?} {body}: {}", answer.text);
+        assert_eq!(answer.text.contains("\"error\""), !is_done, "{act:?} {body}: {}", answer.text);
+        assert_eq!(answer.text.contains("\"finish_reason\":\"length\""), is_done, "{act:?}: {}", answer.text);
+        assert_eq!(scene.calls(), calls, "{act:?} {body}: {}", answer.text);
+        assert_eq!(
+            answer.tokens(),
+            expected(if is_done { 5 } else { answer.tokens().split(' ').count() - 1 })
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_continued_chat_is_sent_as_vllm_takes_it() {
     let scene = Scene::new(2).await;

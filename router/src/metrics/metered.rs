@@ -162,7 +162,7 @@ impl Answer {
             cached_tokens: 0,
             arrived: request.arrived.unwrap_or_else(clock::now),
             prompt_tokens: request.prompt.len() as u64,
-            resumes: request.resume.is_some(),
+            resumes: request.resume.is_some() || request.is_resumed,
             has_begun: false,
             has_ended: false,
             samples: vec![Sample::default(); request.n as usize],

@@ -60,6 +60,8 @@ pub struct Draft {
     pub picked_worker: Option<Arc<str>>,
     /// Version of the model that the client's part of the answer is from; unknown = it has no part.
     pub version: Version,
+    /// Whether the client has a part of the answer, which the API does not send again.
+    pub is_resumed: bool,
 }
 
 /// Grammar of an answer, not yet compiled.
@@ -161,6 +163,8 @@ pub struct TokenRequest {
     pub waits_for_worker: bool,
     /// How much of the answer the client already has; `None` = nothing.
     pub resume: Option<Arc<Resume>>,
+    /// Whether its client has a part of the answer that the API leaves out, without `resume`.
+    pub is_resumed: bool,
     /// Version of the model that it began on and goes on with; unknown = any.
     pub version: Version,
     /// Worker chosen by an endpoint picker, by its name in discovery. The request runs there first if that
@@ -212,6 +216,7 @@ impl TokenRequest {
             stream_key: None,
             waits_for_worker: true,
             resume: None,
+            is_resumed: false,
             version: Version::UNKNOWN,
             picked_worker: None,
             operation: "generate_content",

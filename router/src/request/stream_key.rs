@@ -33,6 +33,7 @@ impl TokenRequest {
             stream_key: _,
             waits_for_worker: _,
             resume: _,
+            is_resumed: _,
             // A reader that has part of the answer takes only streams of its version: `Fleet::find_stream`.
             version: _,
             picked_worker: _,

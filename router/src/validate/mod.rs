@@ -95,6 +95,7 @@ pub fn validate(
         stream_key: None,
         waits_for_worker: true,
         resume: None,
+        is_resumed: draft.is_resumed,
         version: draft.version,
         picked_worker: draft.picked_worker,
         operation: operation(&draft.prompt),

@@ -9,10 +9,11 @@ use skein_node::clock;
 
 use super::frame::is_stop;
 use super::heartbeat::{HEARTBEAT_INTERVAL, Heartbeats};
+use super::hello::Hello;
 use super::memory::GroupMemory;
 use super::nodes::{Ending, RankAnswer};
 use super::processes::{Processes, Welcome};
-use super::rendezvous::{self, Hello, NotJoined};
+use super::rendezvous::{self, NotJoined};
 use super::watch::Watch;
 use super::wire::{Incoming, Kind, Outgoing, words};
 use crate::config::{CpuConfig, RankCommand, WorkerConfig};

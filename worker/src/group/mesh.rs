@@ -5,7 +5,7 @@
 //! peers, the rank with the higher number connects to the other.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use skein_kernels::collective::link::{Inlet, Outlet, RingInlet, RingOutlet, Stre
 use skein_kernels::collective::{Closer, Grid, Ranks, Shared, Sockets};
 use skein_node::clock;
 
+use super::doorway::Doorway;
 use super::memory::GroupMemory;
 use super::topology::Topology;
 use crate::backend::Connections;
@@ -128,7 +129,7 @@ fn accept(
     peers: &Peers,
     streams: &mut Streams,
 ) -> Result<(), String> {
-    let began = clock::now();
+    let (began, mut strangers) = (clock::now(), Doorway::new(GREETING_TIMEOUT));
     loop {
         let Some((missing, _)) = wanted.iter().find(|wanted| !streams.contains_key(wanted)) else {
             return Ok(());
@@ -143,30 +144,50 @@ fn accept(
                 CONNECT_TIMEOUT.as_secs()
             ));
         }
-        match listener.accept() {
-            Ok((stream, from)) => match greeting(&stream, peers) {
-                Some((peer, purpose)) => {
-                    let expected =
-                        wanted.iter().find(|(other, kind)| (*other, *kind as u32) == (peer, purpose));
-                    expected.map(|wanted| streams.insert(*wanted, stream));
-                }
-                None => tracing::warn!(%from, rank, "refused a connection that is not from this group"),
-            },
+        match listener.accept().and_then(|(stream, _)| Greeting::new(stream)) {
+            Ok(greeting) => drop(strangers.enter(greeting, clock::now())),
             Err(_) => std::thread::sleep(POLL),
+        }
+        for (greeting, said) in strangers.hear(clock::now(), |it| it.hear(&peers.token), || None) {
+            let from = |(other, kind): &&(usize, Purpose)| Some((*other, *kind as u32)) == said;
+            match wanted.iter().find(from) {
+                Some(wanted) if greeting.stream.set_nonblocking(false).is_ok() => {
+                    streams.insert(*wanted, greeting.stream);
+                }
+                _ => tracing::warn!(rank, "refused a connection that is not from this group"),
+            }
         }
     }
 }
 
-/// Rank and purpose of the peer on a new connection; `None` if it does not send the token.
-fn greeting(mut stream: &TcpStream, peers: &Peers) -> Option<(usize, u32)> {
-    let mut greeting = [0; GREETING_BYTES];
-    stream.set_nonblocking(false).ok()?;
-    stream.set_read_timeout(Some(GREETING_TIMEOUT)).ok()?;
-    stream.read_exact(&mut greeting).ok()?;
-    stream.set_read_timeout(None).ok()?;
-    let (token, rest) = greeting.split_at(TOKEN_BYTES);
-    let word = |at: usize| rest[at..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
-    if token == peers.token { Some((word(0)? as usize, word(4)?)) } else { None }
+/// A new connection, of which this much has arrived.
+struct Greeting {
+    stream: TcpStream,
+    bytes: [u8; GREETING_BYTES],
+    arrived: usize,
+}
+
+impl Greeting {
+    fn new(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, bytes: [0; GREETING_BYTES], arrived: 0 })
+    }
+
+    /// Rank and purpose of the peer once its greeting has arrived; `Some(None)` if it is not one of this
+    /// group.
+    fn hear(&mut self, token: &[u8; TOKEN_BYTES]) -> Option<Option<(usize, u32)>> {
+        while self.arrived < GREETING_BYTES {
+            match self.stream.read(&mut self.bytes[self.arrived..]) {
+                Ok(read @ 1..) => self.arrived += read,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => return Some(None),
+            }
+        }
+        let (its, rest) = self.bytes.split_at(TOKEN_BYTES);
+        let word = |at: usize| rest[at..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
+        Some(word(0).zip(word(4)).filter(|_| its == token).map(|(rank, purpose)| (rank as usize, purpose)))
+    }
 }
 
 fn member(memory: &GroupMemory, rank: usize, mut streams: Streams) -> std::io::Result<Member> {
@@ -227,5 +248,27 @@ mod tests {
         assert_eq!(why, "rank 1 ended the group while rank 0 waited for rank 1");
         assert!(clock::now().since(began) < CONNECT_TIMEOUT / 2);
         end.join().unwrap();
+    }
+
+    #[test]
+    fn a_rank_connects_beside_connections_that_say_nothing() {
+        let plan = NodePlan::new(Topology::new(2, 1, 2).unwrap(), 0, 0);
+        let memory = GroupMemory::create(plan, Duration::from_secs(5)).unwrap();
+        let listener = listen(&plan.topology, IpAddr::from([127, 0, 0, 1])).unwrap();
+        let own = listener.as_ref().unwrap().local_addr().unwrap();
+        let peers = Peers { addresses: vec![own; 2], token: [7; TOKEN_BYTES] };
+        let silent = |begun: usize| {
+            let mut stream = TcpStream::connect(own).unwrap();
+            stream.write_all(&[7; GREETING_BYTES][..begun]).unwrap();
+            stream
+        };
+        // Heard one after the other, they would take longer than `CONNECT_TIMEOUT`.
+        let silent: Vec<_> = (0..60).map(|at| silent(at % 3 * 8)).collect();
+        let wanted = wanted(&plan.topology, 0);
+        let dialled: Vec<_> =
+            wanted.iter().map(|(_, purpose)| dial(1, 0, *purpose, &peers).unwrap()).collect();
+        let connected = connect(&memory, 0, listener, Some(&peers)).map(drop);
+        assert_eq!(connected, Ok(()));
+        drop((silent, dialled));
     }
 }

@@ -12,10 +12,12 @@
 //! the worker with them. No rank is replaceable, because only it holds its part of the weights.
 
 mod adapters;
+mod doorway;
 mod follower;
 mod follower_node;
 mod frame;
 mod heartbeat;
+mod hello;
 mod leader;
 mod memory;
 mod mesh;
@@ -23,6 +25,7 @@ mod nodes;
 mod processes;
 mod rendezvous;
 mod sender;
+mod stranger;
 #[cfg(test)]
 mod tests;
 mod topology;
@@ -34,13 +37,15 @@ pub use adapters::{Followed, RankAdapters, RankReader};
 pub use follower::{RankError, follow};
 pub use follower_node::{GroupEnd, NodeSettings, serve_group};
 pub use heartbeat::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};
+pub use hello::{Hello, random};
 pub use leader::Leader;
 pub use memory::{GroupMemory, NodePlan};
 pub use mesh::{Member, Peers, TOKEN_BYTES, connect, listen};
 pub use nodes::Nodes;
 pub use processes::{Answer, Processes, RankProcess, Terms, Welcome, join, this_binary};
-pub use rendezvous::{Hello, Joined, gather, random};
+pub use rendezvous::gather;
 pub use sender::FrameSender;
+pub use stranger::Joined;
 pub use topology::Topology;
 pub use watch::Watch;
 pub use wire::Kind;

@@ -9,7 +9,7 @@ use skein_node::clock;
 
 use super::heartbeat::{HEARTBEAT_INTERVAL, Heartbeats};
 use super::processes::Answer;
-use super::rendezvous::Joined;
+use super::stranger::Joined;
 use super::watch::Watch;
 use super::wire::{Incoming, Kind, Outgoing};
 

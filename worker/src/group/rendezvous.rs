@@ -11,140 +11,48 @@
 //!
 //! Traffic is not encrypted: groups belong on trusted networks.
 
-use std::io::Read;
 use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use ring::hmac;
-use serde::{Deserialize, Serialize};
 use skein_node::clock;
 
+use super::doorway::Doorway;
+use super::hello::{Challenge, Hello, parsed, signed};
+use super::stranger::{Joined, Stranger};
 use super::wire::{Incoming, Kind, Outgoing, WireError, split};
-use crate::config::Setting;
 
 /// How long the leader waits for all nodes, and a node for its leader.
 pub const NODES_TIMEOUT: Duration = Duration::from_secs(600);
-/// Limit for each message of a handshake.
+/// Limit for a whole handshake, at the leader.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(4);
+/// Interval between two looks at all handshakes.
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+/// Most connections accepted between two looks.
+const MAX_ACCEPTED: usize = 64;
+/// Limit for each message that a node waits for.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between two connection attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval between two log lines about missing nodes.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
-/// Size of a nonce, in bytes.
-const NONCE: usize = 32;
 
-/// Introduction of a node to its leader.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hello {
-    /// Number of the node, from 0.
-    pub node: usize,
-    /// Number of nodes in its settings.
-    pub nodes: usize,
-    /// Version of the binary.
-    pub version: String,
-    /// Fingerprint of the model's files.
-    pub model: u64,
-    /// Settings that must be equal on all nodes.
-    pub settings: Vec<Setting>,
-    /// Random bytes that make the handshake unrepeatable.
-    pub nonce: Vec<u8>,
-}
-
-impl Hello {
-    /// Introduction with a new nonce.
-    ///
-    /// # Errors
-    /// If the system has no random bytes.
-    pub fn new(node: usize, nodes: usize, model: u64, settings: Vec<Setting>) -> std::io::Result<Self> {
-        let version = env!("CARGO_PKG_VERSION").into();
-        Ok(Self { node, nodes, version, model, settings, nonce: random::<NONCE>()?.to_vec() })
-    }
-
-    /// Why this node may not join `leader`, with both values; `None` if it may.
-    fn refusal(&self, leader: &Self) -> Option<String> {
-        let node = self.node;
-        let facts = [
-            ("version", self.version.clone(), leader.version.clone()),
-            ("number of --nnodes", self.nodes.to_string(), leader.nodes.to_string()),
-            ("model", format!("{:016x}", self.model), format!("{:016x}", leader.model)),
-        ];
-        if let Some((what, its, own)) = facts.into_iter().find(|(_, its, own)| its != own) {
-            return Some(format!(
-                "node {node} has the {what} {its}, node 0 has {own}; all nodes need the same"
-            ));
-        }
-        if node == 0 || node >= leader.nodes {
-            return Some(format!("there is no node {node} for it: --node-rank is 1 to {}", leader.nodes - 1));
-        }
-        self.settings.iter().filter(|setting| setting.is_given).find_map(|its| {
-            let own = leader.settings.iter().find(|own| own.name == its.name)?;
-            (own.value != its.value).then(|| {
-                format!(
-                    "node {node} has --{} {}, node 0 has {}; leave it out on node {node}, or set it equally on all nodes",
-                    its.name, its.shown, own.shown
-                )
-            })
-        })
-    }
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Challenge {
-    nonce: Vec<u8>,
-    proof: Vec<u8>,
-}
-
-/// Random bytes from the system.
-///
-/// # Errors
-/// If the system has none.
-pub fn random<const N: usize>() -> std::io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Bytes that a side signs: its role, the hello and the nonces.
-fn signed(side: &str, hello: &Hello, nonce: &[u8]) -> Vec<u8> {
-    let hello = serde_json::to_vec(hello).unwrap_or_default();
-    [side.as_bytes(), nonce, &hello].concat()
-}
-
-/// Connection to a node that has joined.
-#[derive(Debug)]
-pub struct Joined {
-    /// Number of the node.
-    pub node: usize,
-    /// Receiving side of the connection.
-    pub incoming: Incoming,
-    /// Sending side of the connection.
-    pub outgoing: Outgoing,
-    /// Address at which other nodes reach it.
-    pub address: IpAddr,
-    /// This node's address on the connection.
-    pub own_address: IpAddr,
-}
-
-/// Waits until all nodes except the leader have joined; returns them in order.
+/// Waits until all nodes except the leader have joined; returns them in order. All handshakes run at once.
 ///
 /// # Errors
 /// If the address is unusable, or nodes are missing for too long.
 pub fn gather(listener: &TcpListener, own: &Hello, secret: &str) -> Result<Vec<Joined>, String> {
     listener.set_nonblocking(true).map_err(|error| error.to_string())?;
     let (began, mut said) = (clock::now(), clock::now());
+    let mut door = Door::new(secret);
     let mut joined: Vec<Option<Joined>> = (1..own.nodes).map(|_| None).collect();
     while let Some(missing) = joined.iter().position(Option::is_none) {
-        match listener.accept() {
-            Ok((stream, from)) => match meet(stream, own, secret) {
-                Ok(node) => {
-                    tracing::info!(node = node.node, %from, "a node joined");
-                    let index = node.node - 1;
-                    joined[index] = Some(node); // an earlier one has lost its connection
-                }
-                Err(why) => tracing::error!(%from, "refused a node: {why}"),
-            },
-            Err(_) => std::thread::sleep(RETRY_INTERVAL / 10),
+        door.accept(listener);
+        for node in door.nodes(own) {
+            let index = node.node - 1;
+            joined[index] = Some(node); // an earlier one has lost its connection
         }
+        std::thread::sleep(LOOK_INTERVAL);
         let node = missing + 1;
         if clock::now().since(began) > NODES_TIMEOUT {
             return Err(format!("node {node} did not join within {} s", NODES_TIMEOUT.as_secs()));
@@ -157,6 +65,62 @@ pub fn gather(listener: &TcpListener, own: &Hello, secret: &str) -> Result<Vec<J
     Ok(joined.into_iter().flatten().collect())
 }
 
+/// The leader's open handshakes.
+struct Door {
+    key: hmac::Key,
+    strangers: Doorway<Stranger>,
+}
+
+impl Door {
+    fn new(secret: &str) -> Self {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
+        Self { key, strangers: Doorway::new(HANDSHAKE_TIMEOUT) }
+    }
+
+    /// Takes new connections.
+    fn accept(&mut self, listener: &TcpListener) {
+        for _ in 0..MAX_ACCEPTED {
+            let Ok((stream, from)) = listener.accept() else { break };
+            let left = Stranger::new(stream, from).map(|new| self.strangers.enter(new, clock::now()));
+            if let Ok(Some(stranger)) = left {
+                tracing::debug!(from = %stranger.from, "closed the handshake that has waited longest");
+            }
+        }
+    }
+
+    /// Nodes whose handshakes have succeeded.
+    fn nodes(&mut self, own: &Hello) -> Vec<Joined> {
+        let key = &self.key;
+        let hear = |stranger: &mut Stranger| match stranger.hear(own, key) {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(())),
+            Err(why) => Some(Err(why)),
+        };
+        let late = || Err(format!("it took longer than {} s", HANDSHAKE_TIMEOUT.as_secs()));
+        let heard = self.strangers.hear(clock::now(), hear, late);
+        heard.into_iter().filter_map(|(stranger, verdict)| admitted(stranger, verdict)).collect()
+    }
+}
+
+fn admitted(stranger: Stranger, verdict: Result<(), String>) -> Option<Joined> {
+    let (from, has_spoken) = (stranger.from, stranger.has_spoken());
+    match verdict.and_then(|()| stranger.join()) {
+        Ok(node) => {
+            tracing::info!(node = node.node, %from, "a node joined");
+            Some(node)
+        }
+        Err(why) if has_spoken => {
+            tracing::error!(%from, "refused a node: {why}");
+            None
+        }
+        // A port scan is no event.
+        Err(why) => {
+            tracing::debug!(%from, "closed a connection that is not a node's: {why}");
+            None
+        }
+    }
+}
+
 fn next(incoming: &mut Incoming, kind: Kind) -> Result<Vec<u8>, String> {
     match incoming.receive(MESSAGE_TIMEOUT) {
         Ok(Some((got, message))) if got == kind => Ok(message),
@@ -165,36 +129,6 @@ fn next(incoming: &mut Incoming, kind: Kind) -> Result<Vec<u8>, String> {
         Ok(None) => Err(format!("it sent nothing for {} s", MESSAGE_TIMEOUT.as_secs())),
         Err(error) => Err(error.to_string()),
     }
-}
-
-fn parsed<'a, T: Deserialize<'a>>(message: &'a [u8]) -> Result<T, String> {
-    serde_json::from_slice(message)
-        .map_err(|error| format!("it sent a message that this version cannot read: {error}"))
-}
-
-/// Leader's side of a handshake.
-fn meet(stream: TcpStream, own: &Hello, secret: &str) -> Result<Joined, String> {
-    let own_address = stream.local_addr().map_err(|error| error.to_string())?.ip();
-    let (mut incoming, mut outgoing) = split(stream).map_err(|error| error.to_string())?;
-    let address = incoming.peer().map_err(|error| error.to_string())?.ip();
-    let hello: Hello = parsed(&next(&mut incoming, Kind::Hello)?)?;
-    let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
-    let nonce = random::<NONCE>().map_err(|error| error.to_string())?.to_vec();
-    let proof = hmac::sign(&key, &signed("leader", &hello, &nonce)).as_ref().to_vec();
-    let challenge = serde_json::to_vec(&Challenge { nonce: nonce.clone(), proof }).unwrap_or_default();
-    outgoing.send(Kind::Challenge, &challenge).map_err(|error| error.to_string())?;
-    let proof = next(&mut incoming, Kind::Proof)?;
-    let refusal = match hmac::verify(&key, &signed("node", &hello, &nonce), &proof) {
-        Err(_) => Some(format!("node {} has a different --group-secret than node 0", hello.node)),
-        Ok(()) => hello.refusal(own),
-    };
-    if let Some(why) = refusal {
-        // Fails if the node is gone.
-        let _ = outgoing.send(Kind::Refused, why.as_bytes());
-        return Err(why);
-    }
-    incoming.allow_long_messages();
-    Ok(Joined { node: hello.node, incoming, outgoing, address, own_address })
 }
 
 /// Why a node did not join.
@@ -290,7 +224,10 @@ fn greet(
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
+    use crate::config::Setting;
 
     fn hello(node: usize) -> Hello {
         let setting = |name: &str, value: &str| Setting {
@@ -378,9 +315,38 @@ mod tests {
         let (mut incoming, mut outgoing) = split(stream).unwrap();
         outgoing.send(Kind::Hello, &serde_json::to_vec(&hello(1)).unwrap()).unwrap();
         outgoing.send(Kind::Proof, &[0; 32]).unwrap();
-        let refused = meet(listener.accept().unwrap().0, &hello(0), "secret").unwrap_err();
+        let (stream, from) = listener.accept().unwrap();
+        let mut stranger = Stranger::new(stream, from).unwrap();
+        let key = hmac::Key::new(hmac::HMAC_SHA256, b"secret");
+        let refused = loop {
+            match stranger.hear(&hello(0), &key) {
+                Ok(joined) => assert!(!joined),
+                Err(why) => break why,
+            }
+        };
         assert_eq!(refused, "node 1 has a different --group-secret than node 0");
         assert_eq!(incoming.receive(MESSAGE_TIMEOUT).unwrap().unwrap().0, Kind::Challenge);
         assert_eq!(incoming.receive(MESSAGE_TIMEOUT).unwrap().unwrap().0, Kind::Refused);
+    }
+
+    /// Silent connections, and such as stop in the middle of what they say, before, among and after the
+    /// node's.
+    #[test]
+    fn a_node_joins_beside_many_connections_that_say_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let half = |begun: &[u8]| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(begun).unwrap();
+            stream
+        };
+        let begun = [&b""[..], &[1, 0, 0, 0], &[1, 0, 0, 0, 0, 1, 0, 0, b'{']];
+        let silent: Vec<_> = (0..90).map(|at| half(begun[at % 3])).collect();
+        let node = std::thread::spawn(move || join(&address.to_string(), &hello(1), "secret").map(|it| it.3));
+        let mut joined = gather(&listener, &hello(0), "secret").unwrap();
+        joined[0].outgoing.send(Kind::Welcome, b"welcome").unwrap();
+        // It would have given up after `MESSAGE_TIMEOUT` without a challenge.
+        assert_eq!(node.join().unwrap(), Ok(b"welcome".to_vec()));
+        drop(silent);
     }
 }

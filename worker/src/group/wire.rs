@@ -117,13 +117,35 @@ impl Incoming {
         self.stream.peer_addr()
     }
 
+    /// Whether reads and writes of both sides return at once.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> std::io::Result<()> {
+        self.stream.set_nonblocking(nonblocking)
+    }
+
+    /// The next message of a non-blocking connection; `None` if it has not arrived.
+    ///
+    /// # Errors
+    /// If the connection is unusable.
+    pub fn arrived(&mut self) -> Result<Option<(Kind, Vec<u8>)>, WireError> {
+        loop {
+            if let Some(message) = self.take()? {
+                return Ok(Some(message));
+            }
+            if !self.read()? {
+                return Ok(None);
+            }
+        }
+    }
+
     /// Next message; `None` if none arrives within `most`.
     ///
     /// # Errors
     /// If the connection is unusable.
     pub fn receive(&mut self, most: Duration) -> Result<Option<(Kind, Vec<u8>)>, WireError> {
         let began = clock::now();
-        let mut room = [0; 64 << 10];
         loop {
             if let Some(message) = self.take()? {
                 return Ok(Some(message));
@@ -133,15 +155,24 @@ impl Incoming {
                 return Ok(None);
             }
             self.stream.set_read_timeout(Some(left))?;
-            match self.stream.read(&mut room) {
-                Ok(0) => return Err(WireError::Ended),
-                Ok(read) => self.bytes.extend_from_slice(&room[..read]),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Ok(None),
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
+            if !self.read()? {
+                return Ok(None);
             }
         }
+    }
+
+    /// Reads once; false if nothing arrived in the socket's time.
+    fn read(&mut self) -> Result<bool, WireError> {
+        let mut room = [0; 64 << 10];
+        match self.stream.read(&mut room) {
+            Ok(0) => return Err(WireError::Ended),
+            Ok(read) => self.bytes.extend_from_slice(&room[..read]),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Ok(false),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(true)
     }
 
     /// First buffered message, if it is complete.

@@ -72,6 +72,11 @@ impl Progress {
         Some(id)
     }
 
+    /// Whether the client has any event.
+    pub fn has_begun(&self) -> bool {
+        self.choices.iter().any(Option::is_some)
+    }
+
     /// Whether the client has every choice's finish.
     fn is_finished(&self) -> bool {
         self.choices.iter().all(|choice| choice.is_some_and(|choice| choice.finished))
@@ -106,8 +111,10 @@ fn split(id: &str) -> Option<(String, Progress)> {
     }
     progress.versions.reverse();
     // The usage chunk comes after every choice has finished.
-    let is_possible = progress.choices.len() <= MAX_CHOICES && (!usage || progress.is_finished());
-    is_possible.then(|| (request_id.to_owned(), progress))
+    let is_possible = !usage || progress.is_finished();
+    // Any other text was made up, and may say less than it seems: version 0, for example, is no version.
+    let is_own = progress.event_id(request_id).is_some_and(|own| own == id);
+    (is_possible && is_own).then(|| (request_id.to_owned(), progress))
 }
 
 /// One item: how much of its choice was sent, and the version if it says one.
@@ -189,6 +196,10 @@ mod tests {
             "a/1.2+",
             "a/1.2f,-+",
             "a/1.2@7",
+            "a/1.2@0000000000000000",
+            "a/1.2,3.4@0000000000000000",
+            "a/1.2@0000000000000007,3.4@0000000000000007",
+            "a/01.2",
             "a/1.2@00000000000000071",
             "a/@0000000000000007",
             &many,

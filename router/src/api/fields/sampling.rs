@@ -88,6 +88,7 @@ pub fn draft(
         truncation: truncation(fields),
         constraint: constraint::constraint(fields),
         timeout_ms,
+        is_resumed: had.as_ref().is_some_and(Progress::has_begun),
         picked_worker: if config.follow_picks { picked_worker(headers) } else { None },
         ..Draft::default()
     };

@@ -37,6 +37,7 @@ pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<
     };
     Ok(Draft {
         version: begun_on(&request.resume_from)?,
+        is_resumed: !request.resume_from.is_empty(),
         tools,
         constraint: given(request.json_schema).map(|schema| constraint(&schema)).transpose()?,
         model: given(request.model),

@@ -51,6 +51,20 @@ async fn a_finished_answer_counts_its_tokens_and_its_end() {
 }
 
 #[tokio::test]
+async fn a_stream_resumed_over_http_counts_as_resumed() {
+    let app = testing::app(says("three"));
+    let streamed = body(json!({"prompt": "ab", "stream": true, "request_id": "t"}));
+    let events = send(&app, streamed).await.events_with_ids();
+    assert_eq!(value(&scrape(&app).await, "skein_requests_resumed_total", ""), 0.0);
+    for (id, resumed) in [("t/-", 0.0), (&*events[0].0, 1.0)] {
+        let mut again = body(json!({"prompt": "ab", "stream": true}));
+        again.headers_mut().insert("last-event-id", id.parse().unwrap());
+        assert_eq!(send(&app, again).await.status, 200);
+        assert_eq!(value(&scrape(&app).await, "skein_requests_resumed_total", ""), resumed, "{id}");
+    }
+}
+
+#[tokio::test]
 async fn a_lost_request_is_counted_as_lost_and_a_refused_one_as_refused() {
     let lost = Refusal::WorkersLost { moves: 3, reason: "gone".into() };
     let app = testing::app(Script { say: vec![Say::Fail(lost)], ..Script::default() });

@@ -62,6 +62,7 @@ pub fn token_request(
         stream_key: StreamKey::from_wire(&request.stream_key),
         waits_for_worker: false,
         resume,
+        is_resumed: false,
         version: Version(request.model_fingerprint),
         picked_worker: None,
         operation: "generate_content",
