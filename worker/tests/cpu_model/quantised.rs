@@ -483,6 +483,17 @@ fn other_spellings_of_the_same_codes_give_the_same_logits() {
             }
         });
     }
+    check_same(
+        "mxfp4",
+        "powers of two",
+        |_| {},
+        |all| {
+            for scale in all.iter_mut().filter(|it| it.0.ends_with("weight_scale")) {
+                assert_eq!(scale.1, safetensors::Dtype::U8, "{}", scale.0);
+                scale.1 = safetensors::Dtype::F8_E8M0;
+            }
+        },
+    );
     // AutoRound writes GPTQ's tensors without an order of inputs, or AWQ's.
     let auto_round = |packing: &'static str, extra: Value| {
         move |config: &mut Value| {
