@@ -4,13 +4,14 @@
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Dtype;
-use serde_json::{Map, Value};
 use skein_kernels::cpu::low_rank::{LowRank, LowRankShape};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_proto::adapter::AdapterId;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::LoadError;
+use super::adapter_config::AdapterConfig;
+use super::adapter_modules::{Modules, PREFIX};
 use super::checkpoint::SafetensorsFiles as Weights;
 use super::checkpoint::quantised::{Raw, float};
 use super::fields::Fields;
@@ -20,38 +21,16 @@ use crate::shard::Part;
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
-/// Prefix of module names in PEFT's files.
-const PREFIX: &str = "base_model.model.";
 /// Largest supported rank of an adapter.
 const MAX_RANK: usize = 1 << 14;
 /// Highest rank of an adapter that is served beside the model.
 pub const MAX_SERVED_RANK: usize = skein_kernels::cpu::low_rank::MAX_RANK;
-/// Fields of unsupported features; they must be absent, null, false or empty.
-const PLAIN: [&str; 13] = [
-    "use_bdlora",
-    "kasa_config",
-    "arrow_config",
-    "use_dora",
-    "fan_in_fan_out",
-    "lora_bias",
-    "modules_to_save",
-    "trainable_token_indices",
-    "target_parameters",
-    "layer_replication",
-    "alora_invocation_tokens",
-    "use_qalora",
-    "megatron_config",
-];
-
 /// An adapter's mapped tensors and configuration.
 pub struct Adapter {
     dir: PathBuf,
     tensors: Weights,
-    alpha: f64,
-    /// Modules with their own alpha, by the suffix of their name.
-    alphas: Vec<(String, f64)>,
-    /// Whether the scale is `alpha / sqrt(rank)` (rsLoRA, arXiv 2312.03732) instead of `alpha / rank`.
-    is_rank_stabilised: bool,
+    modules: Modules,
+    config: AdapterConfig,
 }
 
 /// Matrices among `tensors` that adapters may name: those of products, and the head unless it is tied,
@@ -79,26 +58,10 @@ impl Adapter {
     pub fn open(dir: &Path) -> Result<Self, LoadError> {
         let object = read_object(&dir.join(CONFIG))?;
         let fields = Fields { file: CONFIG, object: &object };
-        fields.one_of("peft_type", &["LORA"], None)?;
-        fields.one_of("bias", &["none"], Some("none"))?;
-        for field in PLAIN {
-            let is_plain = |value: &Value| match value {
-                Value::Null | Value::Bool(false) => true,
-                Value::Array(list) => list.is_empty(),
-                Value::Object(map) => map.is_empty(),
-                _ => false,
-            };
-            if !fields.get(field).is_none_or(is_plain) {
-                return Err(fields.wrong(field, "absent: only plain pairs of matrices can be merged".into()));
-            }
-        }
-        Ok(Self {
-            dir: dir.to_owned(),
-            tensors: Weights::open_file(dir, TENSORS)?,
-            alpha: fields.number("lora_alpha", 0.0..=1e6, None)?,
-            alphas: alphas(&fields)?,
-            is_rank_stabilised: fields.flag("use_rslora", false)?,
-        })
+        let config = AdapterConfig::read(&fields)?;
+        let tensors = Weights::open_file(dir, TENSORS)?;
+        let modules = Modules::of(tensors.names());
+        Ok(Self { dir: dir.to_owned(), tensors, modules, config })
     }
 
     /// Hash of the adapter's content, by samples like a model's.
@@ -151,26 +114,20 @@ impl Adapter {
     pub fn delta(&self, tensor: &Tensor) -> Result<Option<Delta>, LoadError> {
         for stored in &tensor.stored {
             let Some(module) = stored.name.strip_suffix(".weight") else { continue };
-            let find = |kind: &str| self.tensors.raw(&format!("{PREFIX}{module}.{kind}.weight"));
-            let (a, b) = match (find("lora_A"), find("lora_B")) {
-                (None, None) => continue,
-                (Some(a), Some(b)) => (a, b),
-                (a, _) => {
-                    let missing = if a.is_some() { "lora_B" } else { "lora_A" };
-                    return Err(LoadError::MissingTensor {
-                        tensor: format!("{PREFIX}{module}.{missing}.weight"),
-                        expected: "the second matrix of the pair".into(),
-                        dir: self.dir.clone(),
-                    });
-                }
-            };
+            let Some(own) = self.modules.pairs.get(module) else { continue };
+            let [a, b] = ["lora_A", "lora_B"].map(|kind| {
+                let name = format!("{PREFIX}{own}.{kind}.weight");
+                self.tensors.raw(&name).ok_or_else(|| LoadError::MissingTensor {
+                    tensor: name,
+                    expected: "the second matrix of the pair".into(),
+                    dir: self.dir.clone(),
+                })
+            });
+            let (a, b) = (a?, b?);
             let rank = a.shape.first().copied().unwrap_or_default();
             check(&a, &[rank, tensor.cols], rank)?;
             check(&b, &[stored.shape.first().copied().unwrap_or_default(), rank], rank)?;
-            let alpha = self.alphas.iter().find(|(end, _)| ends_with(module, end));
-            let alpha = alpha.map_or(self.alpha, |(_, alpha)| *alpha);
-            let divisor = if self.is_rank_stabilised { (rank as f64).sqrt() } else { rank as f64 };
-            let scale = (alpha / divisor) as f32;
+            let scale = self.config.scale(own, rank);
             return Ok(Some(Delta { a, b, scale, first_row: stored.first_row }));
         }
         Ok(None)
@@ -185,21 +142,22 @@ impl Adapter {
             .iter()
             .flat_map(|tensor| tensor.stored.iter().filter_map(|it| it.name.strip_suffix(".weight")))
             .collect();
-        let is_known = |name: &str| {
-            let module = name.strip_prefix(PREFIX).unwrap_or_default();
-            let module = module.strip_suffix(".lora_A.weight").or(module.strip_suffix(".lora_B.weight"));
-            module.is_some_and(|module| modules.contains(module))
-        };
-        match self.tensors.names().into_iter().find(|name| !is_known(name)) {
+        let foreign = self.modules.pairs.iter().find(|(module, _)| !modules.contains(module.as_str()));
+        let foreign = foreign.map(|(_, own)| format!("{PREFIX}{own}.lora_A.weight"));
+        match self.modules.unknown.clone().or(foreign) {
+            None if self.modules.pairs.is_empty() => Err(self.refused(TENSORS, "changes nothing that text passes")),
             None => Ok(()),
-            Some(name) => Err(LoadError::CodedTensor {
-                tensor: name.to_owned(),
-                reason: format!(
-                    "the adapter in {} changes a module that this model's layers do not have; is the adapter for a different model?",
-                    self.dir.display()
-                ),
-            }),
+            Some(name) => Err(self.refused(
+                &name,
+                "changes a module that this model's layers do not have; is the adapter for a different model?",
+            )),
         }
+    }
+
+    /// Modules of which the file has the model's own weights, and those.
+    pub(super) fn copies(&self) -> impl Iterator<Item = (&str, Raw)> {
+        let copies = self.modules.copies.iter();
+        copies.filter_map(|(module, name)| Some((module.as_str(), self.tensors.raw(name)?)))
     }
 }
 
@@ -215,25 +173,6 @@ fn check(raw: &Raw, shape: &[usize], rank: usize) -> Result<(), LoadError> {
             raw.dtype, raw.shape
         ),
     })
-}
-
-/// Whether `module` equals `end` or ends with it after a dot.
-fn ends_with(module: &str, end: &str) -> bool {
-    module.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-}
-
-/// Reads `alpha_pattern`. Its keys are regular expressions; only plain name suffixes are supported.
-fn alphas(fields: &Fields<'_>) -> Result<Vec<(String, f64)>, LoadError> {
-    // Ranks follow from the tensors.
-    let none = Map::new();
-    let patterns = fields.get("alpha_pattern").and_then(Value::as_object).unwrap_or(&none);
-    let plain = |key: &str| key.chars().all(|letter| letter.is_ascii_alphanumeric() || "._".contains(letter));
-    let read = |(key, value): (&String, &Value)| {
-        let alpha = value.as_f64().filter(|alpha| (0.0..=1e6).contains(alpha));
-        alpha.filter(|_| plain(key)).map(|alpha| (key.clone(), alpha))
-    };
-    let read: Option<Vec<_>> = patterns.iter().map(read).collect();
-    read.ok_or_else(|| fields.wrong("alpha_pattern", "names of modules with numbers from 0 to 1e6".into()))
 }
 
 impl Delta {

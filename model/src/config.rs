@@ -6,15 +6,13 @@ use serde_json::{Map, Value};
 
 use super::checkpoint::ModelFile;
 use super::checkpoint::quantised::Scheme;
-use super::fields::{Fields, read_object};
+use super::fields::{Fields, TEXT_CONFIG, read_object};
 use super::rope::object;
 use super::spec::Spec;
-use super::{LoadError, families};
+use super::{LoadError, families, tied};
 use skein_proto::TokenId;
 
 const CONFIG: &str = "config.json";
-/// Field that holds the text model's configuration in a model that also takes images.
-const TEXT_CONFIG: &str = "text_config";
 const GENERATION: &str = "generation_config.json";
 /// Replaces the file name in messages about GGUF metadata, whose fields have the names of config.json.
 const METADATA: &str = "the metadata of the GGUF file";
@@ -43,7 +41,9 @@ impl ModelConfig {
         let config = read_object(&dir.join(CONFIG))?;
         let generation = dir.join(GENERATION);
         let generation = if generation.exists() { read_object(&generation)? } else { Map::new() };
-        Self::parse(&config, &generation)
+        let mut parsed = Self::parse(&config, &generation)?;
+        parsed.spec.is_tied = tied::is_tied(dir, &config, &parsed.spec);
+        Ok(parsed)
     }
 
     /// Validates the content of config.json and generation_config.json.
@@ -76,12 +76,14 @@ impl ModelConfig {
 }
 
 /// Configuration of the text model. Models that also take images nest it in `text_config` and may keep some
-/// fields outside.
+/// fields outside. The head is outside, so whether it is tied is said there.
 fn text_model(config: &Map<String, Value>) -> Result<Map<String, Value>, LoadError> {
     let fields = Fields { file: CONFIG, object: config };
     let Some(text) = object(&fields, TEXT_CONFIG)? else { return Ok(config.clone()) };
     let mut merged = config.clone();
-    merged.extend(text.iter().map(|(field, value)| (field.clone(), value.clone())));
+    let is_of_text = |field: &str| field != tied::FIELD || fields.is_absent(field);
+    let of_text = text.iter().filter(|(field, _)| is_of_text(field));
+    merged.extend(of_text.map(|(field, value)| (field.clone(), value.clone())));
     Ok(merged)
 }
 
@@ -226,6 +228,31 @@ mod tests {
         assert_eq!(windows, [[Some(1024); 5].as_slice(), &[None, Some(1024)]].concat());
         assert_eq!((spec.layers[4].rotation, spec.layers[5].rotation), (1, 0));
         assert_eq!((spec.rotations[0].frequencies[0], spec.rotations[1].frequencies[0]), (0.125, 1.0));
+    }
+
+    /// tests/golden/saved_again.py: the tensors stay the same, so the same structure gives the same logits.
+    #[test]
+    fn models_that_transformers_saves_again_have_the_same_structure() {
+        let object = |path: &Path| read_object(path).unwrap();
+        let saved = object(&skein_golden::path("saved_again.json"));
+        let (mut families, models) =
+            (std::collections::BTreeSet::new(), saved["models"].as_object().unwrap());
+        for (name, change) in models {
+            let mut config = object(&skein_golden::path(format!("models/{name}/config.json")));
+            let before = ModelConfig::parse(&config, &Map::new()).unwrap();
+            change["gone"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .for_each(|gone| drop(config.remove(gone.as_str().unwrap())));
+            config.extend(change["new"].as_object().unwrap().clone());
+            let after =
+                ModelConfig::parse(&config, &Map::new()).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let said = |config: &ModelConfig| format!("{config:?}");
+            assert_eq!(said(&after), said(&before), "{name}");
+            families.insert(before.model_type);
+        }
+        assert_eq!(families.len(), families::FAMILIES.len(), "one of every family: {families:?}");
     }
 
     #[test]

@@ -9,6 +9,9 @@ use super::LoadError;
 /// Most positions: up to here they are exact in f32, the type of rotary angles.
 pub(super) const MAX_POSITIONS: usize = 1 << 24;
 
+/// Field that holds the text model's configuration in a model that also takes images.
+pub(super) const TEXT_CONFIG: &str = "text_config";
+
 /// A JSON object whose fields are validated when read. null counts as absent.
 pub struct Fields<'a> {
     /// File name for messages.

@@ -107,11 +107,11 @@ pub const FORMATS: &[Format] = &[
     stored("f32", "safetensors in IEEE single", BY_FLOATS, Some("rounded to bfloat16")),
     stored(
         "GPTQ",
-        "2, 3, 4 and 8 bits, groups of 32 and more, act-order, versions 1 and 2",
+        "2, 3, 4 and 8 bits, groups of 32 and more, act-order, versions 1 and 2; also AutoRound's",
         BY_CODES,
         BY_HALVES,
     ),
-    stored("AWQ", "4 bits, layout gemm", BY_CODES, BY_HALVES),
+    stored("AWQ", "4 bits, layout gemm; also AutoRound's", BY_CODES, BY_HALVES),
     stored(
         "compressed-tensors W4A16 and W8A16",
         "pack-quantized, symmetric or not, act-order",
@@ -125,7 +125,12 @@ pub const FORMATS: &[Format] = &[
         BY_FLOATS,
         BY_HALVES,
     ),
-    stored("FP8", "DeepSeek's and Qwen's blocks (weight_scale_inv), ModelOpt's FP8", BY_FLOATS, BY_HALVES),
+    stored(
+        "FP8",
+        "DeepSeek's and Qwen's blocks (weight_scale_inv, also in e8m0), ModelOpt's FP8",
+        BY_FLOATS,
+        BY_HALVES,
+    ),
     stored("bitsandbytes NF4 and FP4", "4 bits, nested scales or not", BY_FLOATS, BY_HALVES),
     stored(
         "compressed-tensors MXFP4",

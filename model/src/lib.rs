@@ -6,6 +6,9 @@
 
 pub mod adapter;
 pub mod adapter_changes;
+mod adapter_config;
+mod adapter_copies;
+mod adapter_modules;
 pub mod checkpoint;
 pub mod config;
 pub mod cost;
@@ -25,6 +28,7 @@ pub mod served_adapter;
 pub mod shard;
 pub mod spec;
 pub mod tensors;
+mod tied;
 pub mod weight_source;
 
 pub use error::LoadError;

@@ -1,5 +1,6 @@
 //! Adapters in memory, in the form that a device keeps them in.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use skein_proto::adapter::AdapterId;
@@ -37,6 +38,8 @@ pub struct AdapterModel {
     pub spec: Spec,
     /// How the backend keeps its adapters.
     pub form: AdapterForm,
+    /// Its directory.
+    pub dir: PathBuf,
 }
 
 impl AdapterModel {

@@ -8,6 +8,7 @@ mod safetensors;
 use std::ops::Range;
 use std::path::Path;
 
+use ::safetensors::tensor::Dtype;
 pub use gguf::ModelFile;
 pub use safetensors::Weights as SafetensorsFiles;
 use skein_kernels::cpu::matrix::Storage;
@@ -31,6 +32,13 @@ macro_rules! on_files {
             Files::Gguf($files) => $call,
         }
     };
+}
+
+/// A tensor of a safetensors file.
+pub(crate) struct StoredTensor<'a> {
+    pub dtype: Dtype,
+    pub shape: &'a [usize],
+    pub bytes: &'a [u8],
 }
 
 impl Weights {
@@ -111,6 +119,13 @@ impl Weights {
             Files::Safetensors(files) => quantised::kv_scales(files, layers),
             Files::Gguf(_) => Ok(vec![KvScales::NONE; layers.len()]),
         }
+    }
+
+    /// The tensor `name` of any type, as stored; `None` in GGUF files.
+    pub(crate) fn stored(&self, name: &str) -> Option<StoredTensor<'_>> {
+        let Files::Safetensors(files) = &self.0 else { return None };
+        let (dtype, shape, bytes) = files.slice(name)?;
+        Some(StoredTensor { dtype, shape, bytes })
     }
 
     /// Whether there is a tensor `name`.

@@ -156,6 +156,11 @@ impl Weights {
         Some(Raw { name: name.to_owned(), dtype: info.dtype, shape: info.shape.clone(), bytes })
     }
 
+    /// Whether two tensors have the same type, shape and bytes.
+    pub(crate) fn are_equal(&self, one: &str, other: &str) -> bool {
+        self.slice(one).is_some_and(|one| Some(one) == self.slice(other))
+    }
+
     /// Type, shape and bytes of a tensor of any type, as stored.
     pub fn slice(&self, name: &str) -> Option<(Dtype, &[usize], &[u8])> {
         let (file, info) = self.place(name)?;
@@ -163,10 +168,12 @@ impl Weights {
         Some((info.dtype, &info.shape, &file.map[file.data + start..file.data + end]))
     }
 
-    /// Whether the tensor `name` contains 16- or 32-bit numbers.
+    /// Whether the tensor `name` contains 16- or 32-bit numbers. bitsandbytes may declare its codes as such.
     pub(crate) fn has_numbers(&self, name: &str) -> bool {
         let is_number = |dtype| matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32);
-        self.place(name).is_some_and(|(_, info)| is_number(info.dtype))
+        let has_numbers = self.place(name).is_some_and(|(_, info)| is_number(info.dtype));
+        has_numbers
+            && !(self.scheme == Some(Scheme::BitsAndBytes) && self.contains(&format!("{name}.quant_map")))
     }
 
     /// Whether there is a tensor `name`.
@@ -212,6 +219,7 @@ impl Weights {
             .or_else(|| find(short))
             .or_else(|| find(&format!("language_model.{name}")))
             .or_else(|| find(&format!("model.language_model.{short}")))
+            .or_else(|| find(&format!("model.text_model.{short}")))
     }
 }
 

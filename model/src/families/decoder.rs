@@ -182,6 +182,11 @@ pub(super) fn experts(
     default: Choice,
     renormalises: bool,
 ) -> Result<ExpertsSpec, LoadError> {
+    // transformers reads the count under other names, too, and version 5 writes another one for some
+    // families.
+    let is_given = |field: &&&str| !fields.is_absent(field);
+    let names = [&count_field, &"num_local_experts", &"num_experts"];
+    let count_field = names.iter().copied().find(is_given).copied().unwrap_or(count_field);
     let count = fields.size(count_field, MAX_EXPERTS, Some(default.count))?;
     let per_token = fields.size("num_experts_per_tok", MAX_EXPERTS, Some(default.per_token))?;
     if per_token > count {

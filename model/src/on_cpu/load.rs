@@ -63,6 +63,7 @@ pub fn matrices(spec: &Spec, shard: &Shard, source: WeightSource<'_>) -> Result<
     let is_in_layer = |tensor: &&Tensor| matches!(tensor.kind, Kind::Matrix(..)) && tensor.role != head.role;
     if let Some(adapter) = source.adapter {
         adapter.check_is_used(&changeable(&tensors))?;
+        adapter.check_copies(source.weights)?;
     }
     let multiplied = tensors.iter().filter(is_in_layer);
     let multiplied = multiplied.chain(shard.is_last().then_some(head));

@@ -134,6 +134,7 @@ pub fn forms<T: Activation>(
 ) -> Result<Forms, LoadError> {
     if let Some(adapter) = source.adapter {
         adapter.check_is_used(&changeable(&tensors::all(spec)))?;
+        adapter.check_copies(source.weights)?;
     }
     let codes = FromFiles { source, rounded };
     packed::forms::<T>(&rank_tensors(spec, shard), shard.ranks, &codes)

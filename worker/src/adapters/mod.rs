@@ -251,13 +251,14 @@ impl Adapters {
 
     /// Identity of the adapter in `directory`, if it can be served.
     fn check(&self, name: &str, directory: &Path) -> Result<AdapterId, LoadError> {
-        let Some(AdapterModel { spec, .. }) = &self.0.model else {
+        let Some(AdapterModel { spec, dir, .. }) = &self.0.model else {
             // No weights, so the path is the identity.
             let path = directory.as_os_str().as_encoded_bytes();
             return Ok(AdapterId(xxhash_rust::xxh3::xxh3_64(path).max(1)));
         };
         let adapter = Adapter::open(directory)?;
         adapter_changes::check(&adapter, spec, self.0.config.max_lora_rank)?;
+        adapter.check_copies_in(dir)?;
         let id = adapter.id()?;
         tracing::info!(name, id = format!("{:016x}", id.0), "adapter can be served");
         Ok(id)

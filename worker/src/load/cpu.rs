@@ -100,7 +100,8 @@ pub(super) fn load_cpu(
     drop(reading);
     tracing::info!(arithmetic, "computing on the CPU");
     let form = AdapterForm::Cpu(Box::new(shards[0].clone()));
-    let adapters = adapters(config, Some(AdapterModel { spec: model.spec.clone(), form }))?;
+    let adapters =
+        adapters(config, Some(AdapterModel { spec: model.spec.clone(), form, dir: config.model.clone() }))?;
     let (backend, ranks, weight_bytes): (Box<dyn Backend>, _, u64) = if topology.ranks() > 1 {
         let (group, adapters, weight_bytes) =
             cpu_ranks::lead_on_cpu(config, &model.spec, topology, options, progress)?;

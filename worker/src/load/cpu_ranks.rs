@@ -67,7 +67,10 @@ pub(super) fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
     let model = model.map_err(|error| error.to_string())?;
     let spec = ModelConfig::from_dir(&config.model).map_err(|error| error.to_string())?.spec;
     let shard = shard_of(&spec, &welcome.plan.topology, welcome.rank).map_err(|error| error.to_string())?;
-    let reader = reader(welcome, AdapterModel { spec, form: AdapterForm::Cpu(Box::new(shard)) });
+    let reader = reader(
+        welcome,
+        AdapterModel { spec, form: AdapterForm::Cpu(Box::new(shard)), dir: config.model.clone() },
+    );
     follow(process, reports, reader, || checked(model, &config.model).map_err(|error| error.to_string()))
 }
 

@@ -50,7 +50,7 @@ pub(super) fn load_cuda(
     arithmetic += &of_merged(options.merged.as_deref())?;
     let of_form = |form| {
         let form = AdapterForm::Cuda(Arc::new(form));
-        adapters(config, Some(AdapterModel { spec: model.spec.clone(), form }))
+        adapters(config, Some(AdapterModel { spec: model.spec.clone(), form, dir: config.model.clone() }))
     };
     let adapters = on_ranks(form.map(of_form).transpose()?.flatten(), ranks)?;
     Ok(LoadedBackend {

@@ -172,7 +172,11 @@ pub(super) fn serve_rank(process: &RankProcess) -> Result<(), String> {
     let reader = form.and_then(|form| {
         member::reader(
             welcome,
-            AdapterModel { spec: model.spec.clone(), form: AdapterForm::Cuda(Arc::new(form)) },
+            AdapterModel {
+                spec: model.spec.clone(),
+                form: AdapterForm::Cuda(Arc::new(form)),
+                dir: config.model.clone(),
+            },
         )
     });
     member::follow(process, reports, reader, || loaded.start().map_err(|error| error.to_string()))

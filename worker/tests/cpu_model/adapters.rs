@@ -80,6 +80,48 @@ pub fn changed(name: &str, change: impl FnOnce(&mut Value)) -> tempfile::TempDir
     directory
 }
 
+/// Copy of an adapter whose tensors have other names, with the model's `lm_head` times `factor`, as PEFT
+/// saves it.
+fn with_head(name: &str, base: &Path, factor: f32, renamed: &dyn Fn(&str) -> String) -> tempfile::TempDir {
+    let directory = changed(name, |_| {});
+    let path = directory.path().join("adapter_model.safetensors");
+    let (bytes, own) =
+        (std::fs::read(&path).unwrap(), std::fs::read(base.join("model.safetensors")).unwrap());
+    let (adapter, own) = (SafeTensors::deserialize(&bytes).unwrap(), SafeTensors::deserialize(&own).unwrap());
+    let head = own.tensor("lm_head.weight").unwrap();
+    let values = head.data().as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value) * factor);
+    let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+    let head = safetensors::tensor::TensorView::new(head.dtype(), head.shape().to_vec(), &values).unwrap();
+    let head = (renamed("base_model.model.lm_head.base_layer.weight"), head);
+    let tensors = adapter.tensors().into_iter().map(|(name, view)| (renamed(&name), view)).chain([head]);
+    safetensors::serialize_to_file(tensors, None, &path).unwrap();
+    directory
+}
+
+#[test]
+fn the_models_head_in_an_adapter_changes_nothing_if_it_is_a_copy() {
+    let (json, expected) = read("llama-all", "logits");
+    let base = model("llama-gqa");
+    // Names of PEFT on the text model alone, and within models that also take images.
+    for prefix in ["", "language_model.", "of images"] {
+        let directory = with_head("llama-all", &base, 1.0, &|name| match prefix {
+            "of images" => name.replace("model.model.layers", "model.model.language_model.layers"),
+            prefix => name.replace("base_model.model.", &format!("base_model.model.{prefix}")),
+        });
+        let got = logits(&mut load(&base, Some(directory.path())).unwrap(), &json);
+        let pairs = got.iter().flatten().zip(expected.iter().flatten());
+        let worst = pairs.map(|(got, expected)| (got - expected).abs()).fold(0.0, f32::max);
+        assert!(worst <= 1e-4, "{prefix}: off by {worst}");
+        Adapter::open(directory.path()).unwrap().check_copies_in(&base).unwrap();
+    }
+    let directory = with_head("llama-all", &base, 1.5, &str::to_owned);
+    let merged = load(&base, Some(directory.path())).err().unwrap();
+    let served = Adapter::open(directory.path()).unwrap().check_copies_in(&base).unwrap_err().to_string();
+    for said in [merged, served] {
+        assert!(said.contains("lm_head.base_layer.weight") && said.contains("other weights"), "{said}");
+    }
+}
+
 #[test]
 fn adapters_that_cannot_be_merged_are_refused_by_name() {
     let check = |base: &Path, adapter: &Path, words: &[&str]| {
@@ -93,7 +135,8 @@ fn adapters_that_cannot_be_merged_are_refused_by_name() {
         ("bias", json!("all")),
         ("peft_type", json!("IA3")),
         ("lora_alpha", json!("high")),
-        ("alpha_pattern", json!({"layers.[01].q_proj": 3})),
+        ("alpha_pattern", json!({"(?=layers)": 3})),
+        ("init_lora_weights", json!("pissa_niter_4")),
     ] {
         let directory = changed("llama-all", |config| config[field] = value);
         check(&base, directory.path(), &["adapter_config.json", field]);

@@ -49,6 +49,81 @@ fn every_model_agrees_with_transformers() {
     goldens().iter().for_each(|name| check(name));
 }
 
+/// Directories written by `tests/golden/saved_again.py`, if there are any.
+#[test]
+fn models_saved_again_by_transformers_agree() {
+    let Some(directory) = std::env::var_os("TEST_SAVED_AGAIN") else {
+        println!("skipped: TEST_SAVED_AGAIN names no directory");
+        return;
+    };
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name())).unwrap();
+        let (golden, mut model) = (Golden::read(&path), load_from(&path, 2, BLOCK_SIZE));
+        let mut sequence = sequence_of(golden.prompt.clone(), 3, BLOCK_SIZE);
+        let mut batch = Batch::default();
+        sequence.put(&mut batch, golden.prompt.len());
+        let got = model.logits(&batch, &golden.prompt_positions);
+        let [got, expected] = [&got, &golden.prompt_logits].map(|rows| log_probabilities(rows));
+        let worst =
+            got.iter().zip(&expected).map(|(got, expected)| (got - expected).abs()).fold(0.0, f64::max);
+        println!("{}: log-probabilities differ by {worst:.1e}", name.display());
+        check_model(&name.to_string_lossy(), &golden, model);
+    }
+}
+
+fn log_probabilities(rows: &[Vec<f32>]) -> Vec<f64> {
+    let of_row = |row: &Vec<f32>| {
+        let sum: f64 = row.iter().map(|logit| f64::from(*logit).exp()).sum();
+        row.iter().map(|logit| f64::from(*logit) - sum.ln()).collect::<Vec<_>>()
+    };
+    rows.iter().flat_map(of_row).collect()
+}
+
+/// A golden model as one that also takes images, its head tied as the outer or the inner configuration says.
+#[test]
+fn text_models_of_models_with_images_agree_with_transformers() {
+    let [tied, own] = ["llama-mha-tied", "llama-gqa"];
+    for (name, prefix, head, outer, inner) in [
+        (own, "model.text_model.", "lm_head", Some(false), false),
+        (own, "model.language_model.", "lm_head", Some(false), true),
+        (own, "language_model.model.", "language_model.lm_head", Some(true), false),
+        (own, "language_model.model.", "language_model.lm_head", None, false),
+        (tied, "model.text_model.", "lm_head", Some(true), false),
+        (tied, "language_model.model.", "language_model.lm_head", None, true),
+    ] {
+        let directory = with_images(name, &|module| match module.strip_prefix("model.") {
+            Some(rest) => format!("{prefix}{rest}"),
+            None => module.replace("lm_head", head),
+        });
+        let path = directory.path().join("config.json");
+        let mut text: Value =
+            serde_json::from_slice(&std::fs::read(golden(name).join("config.json")).unwrap()).unwrap();
+        text["tie_word_embeddings"] = inner.into();
+        let mut config = serde_json::json!({"architectures": ["SmolVLMForConditionalGeneration"], "model_type": "smolvlm",
+            "text_config": text});
+        outer.inspect(|outer| config["tie_word_embeddings"] = (*outer).into());
+        std::fs::write(path, config.to_string()).unwrap();
+        let what = format!("{name} as {prefix}, outer {outer:?}, inner {inner}");
+        check_model(&what, &Golden::read(&golden(name)), load_from(directory.path(), 2, BLOCK_SIZE));
+    }
+}
+
+/// Weights of a golden model in one file, under other names.
+fn with_images(name: &str, renamed: &dyn Fn(&str) -> String) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let is_weights = |path: &std::path::PathBuf| {
+        path.extension().is_some_and(|end| end == "safetensors") && !path.ends_with("goldens.safetensors")
+    };
+    let files =
+        std::fs::read_dir(golden(name)).unwrap().map(|entry| entry.unwrap().path()).filter(is_weights);
+    let files: Vec<Vec<u8>> = files.map(|path| std::fs::read(path).unwrap()).collect();
+    let opened: Vec<_> =
+        files.iter().map(|bytes| safetensors::SafeTensors::deserialize(bytes).unwrap()).collect();
+    let tensors = opened.iter().flat_map(|file| file.tensors()).map(|(name, view)| (renamed(&name), view));
+    safetensors::serialize_to_file(tensors, None, &directory.path().join("model.safetensors")).unwrap();
+    directory
+}
+
 /// The shipped model against `tests/golden/skein-7m.json`. Regenerate that file when the model changes.
 #[test]
 fn the_shipped_model() {

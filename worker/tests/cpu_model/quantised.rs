@@ -448,3 +448,106 @@ fn a_file_of_its_own_says_the_same_as_the_configuration() {
     let json = json("gptq-4");
     assert!(logits(&mut load(directory.path(), 2), &json) == logits(&mut load(&golden("gptq-4"), 2), &json));
 }
+
+/// One matrix's tensors in a file: name, type, shape and bytes.
+type Stored = (String, safetensors::Dtype, Vec<usize>, Vec<u8>);
+
+/// Checks that a golden model gives the same logits after both changes, bit for bit.
+fn check_same(
+    name: &str,
+    what: &str,
+    config: impl FnOnce(&mut Value),
+    tensors: impl FnOnce(&mut Vec<Stored>),
+) {
+    let (json, directory) = (json(name), changed(name, config, tensors));
+    let [got, before] = [directory.path(), &golden(name)].map(|path| logits(&mut load(path, 2), &json));
+    assert!(got == before, "{name}, {what}: off by {}", worst(&got, &before));
+}
+
+#[test]
+fn other_spellings_of_the_same_codes_give_the_same_logits() {
+    // `bnb_4bit_quant_storage`: the same bytes under another type.
+    for (storage, dtype, size) in [
+        ("bfloat16", safetensors::Dtype::BF16, 2),
+        ("float16", safetensors::Dtype::F16, 2),
+        ("float32", safetensors::Dtype::F32, 4),
+    ] {
+        let of_config = |config: &mut Value| {
+            config["quantization_config"]["bnb_4bit_quant_storage"] = storage.into();
+        };
+        check_same("nf4-nested", storage, of_config, |all| {
+            let coded: Vec<String> = all.iter().map(|it| format!("{}.quant_map", it.0)).collect();
+            let is_coded: Vec<bool> = coded.iter().map(|map| all.iter().any(|it| it.0 == *map)).collect();
+            for (tensor, _) in all.iter_mut().zip(is_coded).filter(|(_, is_coded)| *is_coded) {
+                (tensor.1, tensor.2) = (dtype, vec![tensor.3.len() / size, 1]);
+            }
+        });
+    }
+    check_same(
+        "mxfp4",
+        "powers of two",
+        |_| {},
+        |all| {
+            for scale in all.iter_mut().filter(|it| it.0.ends_with("weight_scale")) {
+                assert_eq!(scale.1, safetensors::Dtype::U8, "{}", scale.0);
+                scale.1 = safetensors::Dtype::F8_E8M0;
+            }
+        },
+    );
+    // AutoRound writes GPTQ's tensors without an order of inputs, or AWQ's.
+    let auto_round = |packing: &'static str, extra: Value| {
+        move |config: &mut Value| {
+            let scheme = config["quantization_config"].as_object_mut().unwrap();
+            scheme.retain(|field, _| ["bits", "group_size"].contains(&&**field));
+            scheme.insert("quant_method".into(), "auto-round".into());
+            scheme.insert("packing_format".into(), packing.into());
+            if !extra.is_null() {
+                (scheme["bits"], scheme["group_size"]) = (4.into(), 128.into());
+                scheme.insert("extra_config".into(), extra);
+            }
+        }
+    };
+    let without_order = |all: &mut Vec<Stored>| all.retain(|it| !it.0.ends_with("g_idx"));
+    let packing = "auto_round:auto_gptq";
+    check_same("gptq-4", packing, auto_round(packing, Value::Null), without_order);
+    let of_layers = serde_json::json!({".*layers.*": {"bits": 8, "group_size": 64}});
+    check_same("gptq-8", "mixed bits", auto_round(packing, of_layers), without_order);
+    let packing = "auto_round:auto_awq";
+    check_same("awq", packing, auto_round(packing, Value::Null), |_| {});
+    let of_layers = serde_json::json!({".*layers.*": {"group_size": 64}});
+    check_same("awq", "other groups", auto_round(packing, of_layers), |_| {});
+}
+
+#[test]
+fn scales_that_are_powers_of_two_take_a_byte() {
+    let is_scale = |tensor: &&mut Stored| tensor.0.ends_with("weight_scale_inv");
+    let exponents = |bytes: &[u8]| -> Vec<u8> {
+        bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|value| (f32::from_le_bytes(*value).to_bits() >> 23) as u8)
+            .collect()
+    };
+    let of = |in_a_byte: bool| {
+        changed(
+            "fp8-block",
+            |_| {},
+            |all| {
+                for tensor in all.iter_mut().filter(is_scale) {
+                    assert_eq!(tensor.1, safetensors::Dtype::F32, "{}", tensor.0);
+                    let exponents = exponents(&tensor.3);
+                    let words =
+                        exponents.iter().flat_map(|exponent| (u32::from(*exponent) << 23).to_le_bytes());
+                    tensor.3 = words.collect();
+                    if in_a_byte {
+                        (tensor.1, tensor.3) = (safetensors::Dtype::F8_E8M0, exponents);
+                    }
+                }
+            },
+        )
+    };
+    let json = json("fp8-block");
+    let [wide, narrow] = [of(false), of(true)].map(|directory| logits(&mut load(directory.path(), 2), &json));
+    assert!(wide == narrow, "off by {}", worst(&wide, &narrow));
+}

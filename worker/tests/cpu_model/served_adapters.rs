@@ -158,6 +158,25 @@ fn no_bit_of_a_sequence_depends_on_the_adapters_of_others() {
     }
 }
 
+/// With `--max-loras 1` a request for another adapter would otherwise wait for a step that nobody asks for.
+#[test]
+fn a_step_that_has_ended_holds_no_adapter() {
+    let base = model("llama-gqa");
+    let adapter = served(&base, &golden("llama-all")).unwrap();
+    let mut model = load(&base, None).unwrap();
+    for asks_for_logits in [true, false] {
+        let (mut sequence, mut batch) = (sequence_of(vec![5, 9, 12], 3, BLOCK_SIZE), Batch::default());
+        put(&mut sequence, &mut batch, 3, Some(&adapter));
+        if asks_for_logits {
+            assert_eq!(model.logits(&batch, &[2]).len(), 1);
+        } else {
+            model.run(&batch).unwrap();
+        }
+        drop(batch);
+        assert_eq!(Arc::strong_count(&adapter), 1, "only the test has it");
+    }
+}
+
 /// Writes an adapter of rank 4 for the attention of a model with `width` inputs.
 fn attention_adapter(width: usize, outputs: usize) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();

@@ -20,7 +20,10 @@ pub(super) fn find(module: &Module<'_>, scheme: &Awq) -> Result<Option<StoredCod
         return Err(module.wrong(&words, format!("a multiple of 8 outputs, not {rows}")));
     }
     let words = module.get("qweight", &[Dtype::I32], &[cols, rows / 8])?;
-    let group = scheme.group.unwrap_or(cols).min(cols);
+    let mut group = scheme.group.unwrap_or(cols).min(cols);
+    if scheme.has_overrides {
+        group = module.group_of_scales().unwrap_or(group);
+    }
     let scales = module.get("scales", &FLOATS, &[cols.div_ceil(group), rows])?;
     let zeros = module.get("qzeros", &[Dtype::I32], &[cols.div_ceil(group), rows / 8])?;
     Ok(Some(StoredCodes {

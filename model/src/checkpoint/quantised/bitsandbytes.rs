@@ -9,6 +9,8 @@
 //! weight.nested_absmax                  f32 [blocks / nested_blocksize]
 //! weight.quant_state.bitsandbytes__nf4  u8: a JSON object
 //! ```
+//!
+//! With `bnb_4bit_quant_storage`, the same bytes of `weight` count as bf16, f16 or f32.
 
 use safetensors::tensor::Dtype;
 use serde_json::Value;
@@ -56,6 +58,8 @@ pub(super) const FP4: [f32; 16] = [
     -0.166_666_67,
     -0.25,
 ];
+/// Tensor with the values of a matrix's codes.
+const TABLE: &str = "weight.quant_map";
 /// Weights per scale unless a file says otherwise.
 pub(super) const BLOCK: usize = 64;
 
@@ -68,17 +72,20 @@ struct State {
 
 pub(super) fn find(module: &Module<'_>) -> Result<Option<StoredCodes>, LoadError> {
     let (rows, cols) = (module.rows, module.cols);
-    let Some(weight) = module.find("weight").filter(|raw| raw.dtype == Dtype::U8) else { return Ok(None) };
+    // Other weights have no table.
+    let is_coded = |raw: &Raw| raw.dtype == Dtype::U8 || module.find(TABLE).is_some();
+    let Some(weight) = module.find("weight").filter(is_coded) else { return Ok(None) };
     let bytes = (rows * cols).div_ceil(2);
-    if weight.shape.iter().product::<usize>() != bytes {
-        return Err(module.wrong(&weight, format!("U8 [{bytes}, 1]: two of {rows} x {cols} weights a byte")));
+    if weight.bytes.len() != bytes {
+        let expected = format!("{bytes} bytes, as U8 [{bytes}, 1]: two of {rows} x {cols} weights a byte");
+        return Err(module.wrong(&weight, expected));
     }
     let state = state(module)?;
     if !cols.is_multiple_of(state.block) {
         let reason = format!("its blocks of {} weights do not divide rows of {cols}", state.block);
         return Err(module.bad(&weight.name, reason));
     }
-    let map = module.get("weight.quant_map", &[Dtype::F32], &[16])?;
+    let map = module.get(TABLE, &[Dtype::F32], &[16])?;
     Ok(Some(StoredCodes {
         rows,
         cols,

@@ -81,6 +81,16 @@ impl Described {
             };
             kept.push(pattern(&fields, "dynamic", &format!("re:{expression}"))?);
         }
+        for (module, parameters) in
+            fields.get("extra_config").and_then(Value::as_object).into_iter().flatten()
+        {
+            if parameters.get("bits").and_then(Value::as_u64).is_none_or(|bits| bits < 16) {
+                let allowed = "absent, or modules of 16 bits: other parameters are only known from files, which \
+                               --load-format dummy does not read";
+                return Err(fields.wrong("extra_config", allowed.into()));
+            }
+            kept.push(pattern(&fields, "extra_config", module)?);
+        }
         Ok(Some(Self { found, is_f16, kept }))
     }
 
@@ -163,7 +173,7 @@ impl Described {
 
     /// Parameters of the codes of a matrix; `None` if it has 16 bits.
     fn parameters(&self, tensor: &Tensor) -> Result<Option<Parameters>, LoadError> {
-        let words = |bits| Zeros::AlongOutputs { words: Vec::new().into(), bits, plus: 0 };
+        let words = |bits| Zeros::AlongOutputs { words: Vec::new().into(), bits, is_less_one: false };
         Ok(Some(match &self.found.scheme {
             Scheme::Gptq(Gptq { bits, group, .. }) => {
                 let meaning = if *bits == 8 { Meaning::Int8 } else { Meaning::Int4 };
@@ -172,7 +182,7 @@ impl Described {
                 let units = [32 / gcd(*bits, 32); 2];
                 Parameters { is_sorted, units, ..Parameters::new(meaning, Dtype::F16, *group, words(*bits)) }
             }
-            Scheme::Awq(Awq { group }) => {
+            Scheme::Awq(Awq { group, .. }) => {
                 let zeros = Zeros::Awq { words: Vec::new().into() };
                 Parameters { units: [8, 1], ..Parameters::new(Meaning::Int4, Dtype::F16, *group, zeros) }
             }

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! weight            e4m3 [N, K]
-//! weight_scale_inv  or weight_scale: [], [1], [N, 1] or [blocks of N, blocks of K]
+//! weight_scale_inv  or weight_scale: [], [1], [N, 1] or [blocks of N, blocks of K]; floats or e8m0
 //! ```
 //!
 //! Activations stay `f32`, so their scales (`input_scale`) are ignored.
@@ -47,9 +47,9 @@ fn scales(module: &Module<'_>, scheme: &Fp8, scale: &Raw) -> Result<(Grid, usize
         let blocks = scheme.block.map_or(String::new(), |[of_rows, of_cols]| {
             format!(" or [{}, {}]", rows.div_ceil(of_rows), cols.div_ceil(of_cols))
         });
-        module.wrong(scale, format!("F16, BF16 or F32 [], [1], [{rows}, 1]{blocks}"))
+        module.wrong(scale, format!("F16, BF16, F32 or F8_E8M0 [], [1], [{rows}, 1]{blocks}"))
     };
-    if !FLOATS.contains(&scale.dtype) {
+    if !FLOATS.contains(&scale.dtype) && scale.dtype != Dtype::F8_E8M0 {
         return Err(wrong());
     }
     match (scale.shape.as_slice(), scheme.block) {

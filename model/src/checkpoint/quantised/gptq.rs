@@ -29,11 +29,8 @@ pub(super) fn find(module: &Module<'_>, scheme: &Gptq) -> Result<Option<StoredCo
         return Err(module.wrong(&words, "outputs that fill whole words of zero points".into()));
     }
     let mut group = scheme.group.unwrap_or(cols).min(cols);
-    if scheme.has_overrides
-        && let Some(groups) = module.find("scales").and_then(|scales| scales.shape.first().copied())
-        && (1..=cols).contains(&groups)
-    {
-        group = cols.div_ceil(groups);
+    if scheme.has_overrides {
+        group = module.group_of_scales().unwrap_or(group);
     }
     let scales = module.get("scales", &FLOATS, &[cols.div_ceil(group), rows])?;
     let zeros = module.get("qzeros", &[Dtype::I32], &[cols.div_ceil(group), rows * bits / 32])?;
@@ -47,7 +44,7 @@ pub(super) fn find(module: &Module<'_>, scheme: &Gptq) -> Result<Option<StoredCo
         meaning: if bits == 8 { Meaning::Int8 } else { Meaning::Int4 },
         codes: Codes::DownInputs { words: words.bytes, bits },
         scales: Scales::Grid(Grid::by_group(&scales)),
-        zeros: Zeros::AlongOutputs { words: zeros.bytes, bits, plus: if scheme.is_v2 { 0 } else { 1 } },
+        zeros: Zeros::AlongOutputs { words: zeros.bytes, bits, is_less_one: !scheme.is_v2 },
         group,
         order,
         table: [0.0; 16],

@@ -47,9 +47,9 @@ pub(super) enum Codes {
 pub(super) enum Zeros {
     /// One value for all.
     All(u8),
-    /// Words `[groups, outputs * bits / 32]`, filled along the outputs; `plus` is added to each value modulo
-    /// `2^bits`.
-    AlongOutputs { words: Bytes, bits: usize, plus: u8 },
+    /// Words `[groups, outputs * bits / 32]`, filled along the outputs. GPTQ's version 1 stores them less
+    /// one.
+    AlongOutputs { words: Bytes, bits: usize, is_less_one: bool },
     /// AWQ's words `[groups, outputs / 8]`.
     Awq { words: Bytes },
     /// Words `[outputs * bits / 32, groups]`, filled along the outputs.
@@ -128,7 +128,7 @@ pub(crate) fn float(bytes: &[u8], dtype: Dtype, index: usize) -> f32 {
         Dtype::F16 => half::f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f32(),
         Dtype::F8_E4M3 => e4m3(bytes[index]),
         // A power of two (E8M0). The smallest is subnormal, and the code for NaN gives infinity.
-        Dtype::U8 => f32::from_bits(match bytes[index] {
+        Dtype::U8 | Dtype::F8_E8M0 => f32::from_bits(match bytes[index] {
             0 => 1 << 22,
             exponent => u32::from(exponent) << 23,
         }),
@@ -156,6 +156,18 @@ fn field(number: usize, bits: usize, word: impl Fn(usize) -> u32) -> u8 {
     let low = word(at) >> shift;
     let high = if shift + bits > 32 { word(at + 1) << (32 - shift) } else { 0 };
     ((low | high) & ((1 << bits) - 1)) as u8
+}
+
+/// Code `number` of a row of words that were written less one. If codes divide words, GPTQModel subtracts
+/// from whole words, so a code of 0 borrows from the next one; adding to whole words undoes that. In three
+/// bits, codes cross words, and it subtracts from each code alone.
+fn one_more(number: usize, bits: usize, word: impl Fn(usize) -> u32) -> u8 {
+    let most = u8::MAX >> (8 - bits);
+    if 32 % bits != 0 {
+        return field(number, bits, word).wrapping_add(1) & most;
+    }
+    let ones = u32::MAX / u32::from(most); // 1 in each code
+    field(number, bits, |at| word(at).wrapping_add(ones))
 }
 
 /// Position of each column's code in an AWQ word, in codes.
@@ -194,10 +206,10 @@ impl StoredCodes {
     fn zero(&self, row: usize, group: usize) -> u8 {
         match &self.zeros {
             Zeros::All(zero) => *zero,
-            Zeros::AlongOutputs { words, bits, plus } => {
+            Zeros::AlongOutputs { words, bits, is_less_one } => {
                 let each = self.rows * bits / 32;
-                let most = u8::MAX >> (8 - bits);
-                field(row, *bits, |at| word(words, group * each + at)).wrapping_add(*plus) & most
+                let stored = |at| word(words, group * each + at);
+                if *is_less_one { one_more(row, *bits, stored) } else { field(row, *bits, stored) }
             }
             Zeros::Awq { words } => awq(words, group, row, self.rows),
             Zeros::DownOutputs { words, bits } => {
@@ -418,4 +430,33 @@ pub(super) fn order(module: &Module<'_>, raw: &Raw, group: usize) -> Result<Opti
     }
     let is_sorted = order.iter().enumerate().all(|(i, col)| i == *col as usize);
     Ok((!is_sorted).then(|| order.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zero_point_of_0_stored_less_one_borrows_from_its_neighbour() {
+        let check = |bits: usize, words: &[u32], expected: &[u8]| {
+            let zeros: Vec<u8> = (0..expected.len()).map(|row| one_more(row, bits, |at| words[at])).collect();
+            assert_eq!(zeros, expected, "{bits} bits, {words:x?}");
+        };
+        // GPTQModel 7.7.0: the words of these zero points after its `convert_gptq_v2_to_v1_format_module`.
+        check(4, &[0x7655_331f], &[0, 3, 4, 4, 6, 6, 7, 8]);
+        check(4, &[0x7777_7777], &[8; 8]);
+        check(4, &[0xeeee_eeee], &[15; 8]);
+        check(4, &[0xeeee_eeef], &[0; 8]);
+        check(8, &[0x7f7f_7eff], &[0, 128, 128, 128]);
+        check(2, &[0xaaaa_aaa7], &[0, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3]);
+        check(3, &[0xffff_ffff, 0, 0], &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4]);
+    }
+
+    #[test]
+    fn powers_of_two_have_torchs_values() {
+        // torch.tensor(bytes, dtype=torch.uint8).view(torch.float8_e8m0fnu).float(); 255 is NaN there.
+        let values = [0u8, 1, 126, 127, 128, 254].map(|code| float(&[code], Dtype::F8_E8M0, 0));
+        assert_eq!(values, [5.877_471_8e-39, 1.175_494_4e-38, 0.5, 1.0, 2.0, 1.701_411_8e38]);
+        assert!(!float(&[255], Dtype::F8_E8M0, 0).is_finite());
+    }
 }

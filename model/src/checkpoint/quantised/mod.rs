@@ -3,6 +3,7 @@
 //! The files decide which matrices are quantised, not lists of names: a matrix of 16- or 32-bit numbers is
 //! used as it is. One file per format interprets the tensors of a module.
 
+mod auto_round;
 mod awq;
 mod bitsandbytes;
 mod compressed;

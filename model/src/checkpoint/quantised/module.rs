@@ -27,6 +27,12 @@ impl Module<'_> {
         if fits { Ok(raw) } else { Err(self.wrong(&raw, format!("{dtypes:?} {shape:?}"))) }
     }
 
+    /// Inputs per scale if `scales` are `[groups, outputs]`.
+    pub fn group_of_scales(&self) -> Option<usize> {
+        let groups = self.find("scales")?.shape.first().copied()?;
+        (1..=self.cols).contains(&groups).then(|| self.cols.div_ceil(groups))
+    }
+
     pub fn missing(&self, suffix: &str, expected: String) -> LoadError {
         let (tensor, dir) = (format!("{}.{suffix}", self.base), self.weights.dir().to_owned());
         LoadError::MissingTensor { tensor, expected, dir }

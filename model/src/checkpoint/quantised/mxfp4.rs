@@ -29,6 +29,7 @@ pub(super) fn find(module: &Module<'_>) -> Result<Option<StoredCodes>, LoadError
         dir: module.weights.dir().to_owned(),
     })?;
     let (rows, groups) = (module.rows, module.cols / GROUP);
+    let scales = of_powers(scales);
     let is_whole = |raw: &Raw, end: &[usize]| {
         let (first, last) = raw.shape.split_at(raw.shape.len().saturating_sub(end.len()));
         let outputs = first.iter().try_fold(1usize, |all, size| all.checked_mul(*size));
@@ -62,6 +63,12 @@ pub(super) fn codes(module: &Module<'_>, packed: &Raw, group: usize, scales: Sca
     }
 }
 
+/// Scales that a file may call powers of two, or bytes.
+fn of_powers(raw: Raw) -> Raw {
+    let dtype = if raw.dtype == Dtype::F8_E8M0 { Dtype::U8 } else { raw.dtype };
+    Raw { dtype, ..raw }
+}
+
 /// Values of the sixteen codes.
 pub(super) fn table() -> [f32; 16] {
     std::array::from_fn(|code| if code < 8 { E2M1[code] } else { -E2M1[code - 8] })
@@ -78,5 +85,6 @@ pub(super) fn scales_of_floats(
     if packed.shape != [rows, cols / 2] || !cols.is_multiple_of(group) {
         return Err(module.wrong(packed, format!("U8 [{rows}, {cols} / 2], in groups of {group}")));
     }
-    module.get("weight_scale", &[dtype], &[rows, cols / group])
+    let dtypes = if dtype == Dtype::U8 { &[dtype, Dtype::F8_E8M0][..] } else { &[dtype] };
+    module.get("weight_scale", dtypes, &[rows, cols / group]).map(of_powers)
 }

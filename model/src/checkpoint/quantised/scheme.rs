@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use skein_kernels::cpu::blocks::BlockType;
 
+use super::auto_round::{AutoRound, Tensors};
 use crate::LoadError;
 use crate::fields::{Fields, read_object};
 use crate::formats::{self, FormatSource};
@@ -51,7 +52,7 @@ pub struct Gptq {
     pub is_v2: bool,
     /// Inputs per scale; `None` = all.
     pub group: Option<usize>,
-    /// Whether some modules override the parameters (`dynamic`).
+    /// Whether some modules override the parameters (`dynamic`, `extra_config`).
     pub has_overrides: bool,
 }
 
@@ -60,6 +61,8 @@ pub struct Gptq {
 pub struct Awq {
     /// Inputs per scale; `None` = all.
     pub group: Option<usize>,
+    /// Whether some modules override the parameters (`extra_config`).
+    pub has_overrides: bool,
 }
 
 /// Parameters of compressed-tensors.
@@ -77,8 +80,18 @@ pub struct Fp8 {
 }
 
 /// Supported values of `quant_method`.
-const METHODS: [&str; 9] =
-    ["gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "modelopt", "mxfp4", "gguf"];
+const METHODS: [&str; 10] = [
+    "gptq",
+    "awq",
+    "auto-round",
+    "compressed-tensors",
+    "fp8",
+    "fbgemm_fp8",
+    "bitsandbytes",
+    "modelopt",
+    "mxfp4",
+    "gguf",
+];
 
 /// A scheme with the object that describes it.
 pub(super) struct Found {
@@ -157,6 +170,7 @@ impl Scheme {
         match fields.one_of("quant_method", &METHODS, None).map_err(|_| unknown_method(fields))?.as_str() {
             "gptq" => gptq(fields).map(Self::Gptq),
             "awq" => awq(fields).map(Self::Awq),
+            "auto-round" => auto_round(fields),
             "compressed-tensors" => compressed_tensors(fields).map(Self::Compressed),
             "mxfp4" => Ok(Self::Mxfp4),
             "bitsandbytes" => bits_and_bytes(fields).map(|()| Self::BitsAndBytes),
@@ -251,9 +265,20 @@ fn awq(fields: &Fields<'_>) -> Result<Awq, LoadError> {
         return Err(fields.wrong("version", "gemm; convert the checkpoint with AutoAWQ".into()));
     }
     if fields.is_absent("group_size") && !fields.is_absent("q_group_size") {
-        return Ok(Awq { group: Some(fields.size("q_group_size", 1 << 20, None)?) });
+        let group = Some(fields.size("q_group_size", 1 << 20, None)?);
+        return Ok(Awq { group, has_overrides: false });
     }
-    Ok(Awq { group: group(fields)? })
+    Ok(Awq { group: group(fields)?, has_overrides: false })
+}
+
+fn auto_round(fields: &Fields<'_>) -> Result<Scheme, LoadError> {
+    let AutoRound { tensors, has_overrides } = AutoRound::read(fields)?;
+    Ok(match tensors {
+        Tensors::Awq => Scheme::Awq(Awq { has_overrides, ..awq(fields)? }),
+        Tensors::Gptq | Tensors::GptqV2 => {
+            Scheme::Gptq(Gptq { is_v2: tensors == Tensors::GptqV2, has_overrides, ..gptq(fields)? })
+        }
+    })
 }
 
 fn bits_and_bytes(fields: &Fields<'_>) -> Result<(), LoadError> {

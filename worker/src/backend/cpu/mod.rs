@@ -230,8 +230,6 @@ pub struct CpuModel {
     draws: Draws,
     tables: Tables,
     window_tables: Tables,
-    /// Wanted rows of the last step by adapter.
-    wanted_adapters: AdapterRows,
     /// Size of the packed weights, in bytes.
     packed_bytes: u64,
 }
@@ -401,7 +399,6 @@ impl CpuModel {
             draws,
             tables: Tables::default(),
             window_tables: Tables::default(),
-            wanted_adapters: AdapterRows::default(),
             packed_bytes,
         })
     }
@@ -443,14 +440,14 @@ impl CpuModel {
         let rows = std::mem::take(&mut self.draws.rows);
         let result = self.forward(batch, &rows);
         self.draws.rows = rows;
-        result?;
+        let adapters = result?;
         let (vocab, mut first) = (self.model.spec().vocab_size as usize, 0);
         while first < self.draws.rows.len() {
             let count = LOGIT_ROWS.min(self.draws.rows.len() - first);
             let logits = &mut self.logits[..count * vocab];
             let ranks = &mut *self.connections.ranks;
-            let (rows, adapters) = (first..first + count, &self.wanted_adapters);
-            self.model.logits(&mut self.cpu, rows, adapters, &mut self.activations, ranks, logits)?;
+            let rows = first..first + count;
+            self.model.logits(&mut self.cpu, rows, &adapters, &mut self.activations, ranks, logits)?;
             self.draws.draw(&mut self.cpu, batch, first, logits, vocab)?;
             self.activations.profile.mark(Part::Sample);
             first += count;
@@ -473,7 +470,7 @@ impl CpuModel {
     }
 
     fn try_logits(&mut self, batch: &Batch, rows: &[u32]) -> Result<Vec<Vec<f32>>, Lost> {
-        self.forward(batch, rows)?;
+        let adapters = self.forward(batch, rows)?;
         if !self.model.is_last() {
             return Ok(Vec::new());
         }
@@ -482,8 +479,8 @@ impl CpuModel {
         for first in (0..rows.len()).step_by(LOGIT_ROWS) {
             let rows = first..rows.len().min(first + LOGIT_ROWS);
             let logits = &mut self.logits[..rows.len() * vocab];
-            let (ranks, adapters) = (&mut *self.connections.ranks, &self.wanted_adapters);
-            self.model.logits(&mut self.cpu, rows, adapters, &mut self.activations, ranks, logits)?;
+            let ranks = &mut *self.connections.ranks;
+            self.model.logits(&mut self.cpu, rows, &adapters, &mut self.activations, ranks, logits)?;
             all.extend(logits.chunks(vocab).map(<[f32]>::to_vec));
         }
         Ok(all)
@@ -499,22 +496,9 @@ impl CpuModel {
         self.caches.bytes()
     }
 
-    /// The rows of `batch` by adapter. Sets those of the wanted rows.
-    fn adapter_rows(&mut self, batch: &Batch, wanted: &[u32]) -> AdapterRows {
-        let mut rows = AdapterRows::default();
-        self.wanted_adapters = AdapterRows::default();
-        for sequence in &batch.sequences {
-            let Some(adapter) = &sequence.adapter else { continue };
-            rows.add(adapter, sequence.rows.clone());
-            let among = |row: &u32| wanted.partition_point(|wanted| wanted < row) as u32;
-            let (first, end) = (among(&sequence.rows.start), among(&sequence.rows.end));
-            self.wanted_adapters.add(adapter, first..end);
-        }
-        rows
-    }
-
-    /// Runs all layers. In the last one, rows that are not wanted end once their keys and values are cached.
-    fn forward(&mut self, batch: &Batch, wanted: &[u32]) -> Result<(), Lost> {
+    /// Runs all layers, and returns the wanted rows by adapter. In the last layer, rows that are not wanted
+    /// end once their keys and values are cached.
+    fn forward(&mut self, batch: &Batch, wanted: &[u32]) -> Result<AdapterRows, Lost> {
         for copy in &batch.copies {
             self.caches.main().copy_block(copy.from.0 as usize, copy.to.0 as usize);
         }
@@ -523,7 +507,7 @@ impl CpuModel {
                 windowed.copy_block(copy.from.0 as usize, copy.to.0 as usize);
             }
         }
-        let adapters = self.adapter_rows(batch, wanted);
+        let [adapters, wanted_adapters] = adapter_rows(batch, wanted);
         let (rows, window_rows) = (self.tables.take_rows(), self.window_tables.take_rows());
         let located = Tables::fill(&mut self.tables.blocks, rows, (batch, &batch.block_tables), wanted);
         let in_windows = self.window_blocks.is_some().then(|| {
@@ -536,7 +520,7 @@ impl CpuModel {
             located: in_cache(&batch.slots, &located),
             located_in_windows: in_windows.as_ref().map(|rows| in_cache(&batch.window_slots, rows)),
             wanted,
-            adapters: [&adapters, &self.wanted_adapters],
+            adapters: [&adapters, &wanted_adapters],
         };
         let Connections { ranks, before, after, .. } = &mut self.connections;
         let (caches, activations, spec) = (&mut self.caches, &mut self.activations, self.model.spec());
@@ -551,8 +535,21 @@ impl CpuModel {
         let (located, in_windows) = (located.map(emptied), in_windows.map(|rows| rows.map(emptied)));
         self.tables.put_back(located);
         in_windows.into_iter().for_each(|rows| self.window_tables.put_back(rows));
-        result
+        result.map(|()| wanted_adapters)
     }
+}
+
+/// The rows of `batch` by adapter, and the wanted ones. They live no longer than the step: whatever holds an
+/// adapter keeps its place from requests for others, also while the engine is idle.
+fn adapter_rows(batch: &Batch, wanted: &[u32]) -> [AdapterRows; 2] {
+    let [mut rows, mut of_wanted] = [AdapterRows::default(), AdapterRows::default()];
+    for sequence in &batch.sequences {
+        let Some(adapter) = &sequence.adapter else { continue };
+        rows.add(adapter, sequence.rows.clone());
+        let among = |row: &u32| wanted.partition_point(|wanted| wanted < row) as u32;
+        of_wanted.add(adapter, among(&sequence.rows.start)..among(&sequence.rows.end));
+    }
+    [rows, of_wanted]
 }
 
 /// Rows by sequence, and the wanted ones, with their `slots` in a cache.
