@@ -1,7 +1,7 @@
 //! Builds tokenizer.json and tokenizer_config.json from the vocabulary in the metadata.
 //!
-//! `gpt2` is byte-level BPE. The file names its rule for splitting text into words ([`super::word_rules`]). `llama` is SentencePiece BPE, whose merges are derived from the
-//! scores ([`super::spm`]).
+//! `gpt2` is byte-level BPE, whose rule for splitting text into words the file names ([`super::word_rules`]).
+//! `llama` is SentencePiece BPE, whose merges are derived from the scores ([`super::spm`]).
 
 use hashbrown::HashSet;
 use serde::ser::{Serialize, SerializeMap, Serializer};

@@ -1,5 +1,5 @@
-//! Rules by which byte-level tokenizers split text into words. A file names its rule in `tokenizer.ggml.pre`; the
-//! names are those of llama.cpp (as in llama-cpp-python 0.3.36), the expressions those of the models' own
+//! Rules by which byte-level tokenizers split text into words. A file names its rule in `tokenizer.ggml.pre`;
+//! the names are those of llama.cpp (as in llama-cpp-python 0.3.36), the expressions those of the models' own
 //! tokenizer.json, which llama.cpp approximates where its expressions lack classes of letters.
 
 use serde_json::{Value as Json, json};
@@ -53,8 +53,8 @@ const GPT2: WordRule = WordRule {
 /// GPT-2's expression, for rules in which it is one of several.
 const GPT2_WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// An expression of the kind that GPT-4 introduced: English contractions, letters with what leads them, digits,
-/// signs, white space.
+/// An expression of the kind that GPT-4 introduced: English contractions, letters with what leads them,
+/// digits, signs, white space.
 macro_rules! gpt4 {
     ($letters:literal, $digits:literal, $signs:literal, $space:literal) => {
         concat!(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|", gpt4!(bare $letters, $digits, $signs, $space))
@@ -120,11 +120,16 @@ const YOUTU: [&str; 2] = [
     r"[가-힣\x{3131}-\x{318E}]+|[！…“”‘’—：；，\x{3001}-\x{303F}\x{FE30}-\x{FE4F}]+|[\x{3105}-\x{312F}]+|[一-龥\x{3040}-\x{30FF}]+",
     gpt4o!(r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"\p{N}", r"[\r\n/]"),
 ];
-/// Chinese characters are words of their own.
-const KIMI_K2: [&str; 2] = [
-    r"\p{Han}+",
-    gpt4o!(r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"\p{N}{1,3}", r"[\r\n]"),
-];
+/// Runs of Chinese characters are words of their own.
+const KIMI_K2: &str = concat!(
+    r"\p{Han}+|",
+    gpt4o!(
+        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]",
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]",
+        r"\p{N}{1,3}",
+        r"[\r\n]"
+    )
+);
 
 /// DeepSeek-V3's words, after digits, and Chinese and Japanese characters.
 const DEEPSEEK3_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
@@ -237,7 +242,7 @@ const RULES: [WordRule; 31] = [
     WordRule { names: &["deepseek-llm"], words: &DEEPSEEK_LLM, ..GPT2 },
     WordRule { names: &["deepseek-coder"], words: &DEEPSEEK_CODER, ..GPT2 },
     WordRule { names: &["spark2_5"], words: &SPARK, ..GPT2 },
-    WordRule { names: &["kimi-k2"], words: &KIMI_K2, ..GPT2 },
+    WordRule { names: &["kimi-k2"], words: &[KIMI_K2], ..GPT2 },
     WordRule { names: &["youtu"], words: &YOUTU, ignores_merges: true, ..GPT2 },
     WordRule { names: &["seed-coder"], words: &[SEED_CODER], ..GPT2 },
     WordRule { names: &["bailingmoe", "bailingmoe2", "llada-moe"], words: &[BAILING], ..GPT2 },

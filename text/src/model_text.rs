@@ -151,7 +151,7 @@ impl ModelText {
         generation: &Value,
     ) -> Result<Self, TextError> {
         let defaults = GenerationDefaults::from_json(generation)?;
-        let TextFiles { tokenizer: json, digest, parsed, built, config, template } = files;
+        let TextFiles { tokenizer: json, digest, parsed, built, config, template, .. } = files;
         let chat_template = compile(template, &config)?;
         let tokenizer = match built {
             Some(tokenizer) => tokenizer,

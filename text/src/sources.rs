@@ -8,8 +8,6 @@ use super::bounded_read::{MAX_CONFIG_BYTES, read, read_if_there, read_json};
 use super::error::TextError;
 
 const GENERATION: &str = "generation_config.json";
-/// Fields of generation_config.json that apply only with `do_sample: true`.
-const SAMPLED: [&str; 4] = ["temperature", "top_p", "top_k", "min_p"];
 
 /// The operator's overrides of the model's files.
 #[derive(Debug, Clone, Default)]
@@ -78,9 +76,6 @@ impl TextSources {
         };
         if !self.generation_overrides.is_empty() {
             let mut fields = config.as_object().cloned().unwrap_or_default();
-            if SAMPLED.iter().any(|name| self.generation_overrides.contains_key(*name)) {
-                fields.insert("do_sample".to_owned(), Value::Bool(true));
-            }
             fields.extend(self.generation_overrides.clone());
             config = Value::Object(fields);
         }

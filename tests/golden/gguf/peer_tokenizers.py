@@ -1,10 +1,12 @@
-"""Asks llama.cpp which tokens end an answer, and how its pre-tokenizers split text; writes models/peer_tokenizers.json.
+"""Asks llama.cpp which tokens end an answer, and how its rules split text into words.
+
+Writes models/peer_tokenizers.json.
 
 Usage: peer_tokenizers.py   (pip install gguf==0.19.0 llama-cpp-python==0.3.36)
 
-Words cannot be read from the library, so each text has a vocabulary in which any two neighbouring bytes merge, the
-first pair of the text first: a boundary of words shows as a merge that did not happen. Tokens then have one or two
-bytes, and a golden is their lengths.
+Words cannot be read from the library, so each text has a vocabulary in which any two neighbouring bytes
+merge, the first pair of the text first: a boundary of words shows as a merge that did not happen. Tokens then
+have one or two bytes, and a golden is their lengths.
 """
 
 import ctypes
@@ -17,17 +19,17 @@ import gguf
 import llama_cpp
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Without letters for which llama.cpp's expressions differ from the models' own: those with case outside ASCII.
+# Without letters with case outside ASCII, for which llama.cpp's expressions differ from the models' own.
 TEXTS = [
     "It's 12345678 x86_64, I'LL  see\n\n  caf\u00e9 \u6df1\u3044 \u0e2a\u0e32 <=> $a+b|c; \t\nend.. ",
     "def f(x):\n    return {'k': [1.5, 22]}\r\n\r\n// a/b \u2026\u300c\u6f22\u5b57\u300d\ud55c\uae00 \u0663\u0664 THE fooBar   \n",
-    "aB xyZq he'den I'Mo \u0e01\u0e47b ++\n\n\n1234x .\r\n    \t   z!/\n!",
+    "aB xyZq he'den I'Mo \u0e01\u0e47b ++\n\n\n1234x .\r\n    \t   z!/\n!  \u6f22\u5b57",
 ]
 PARAMS = llama_cpp.llama_model_default_params()
 PARAMS.vocab_only = True
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 OURS = "<|END_OF_TURN_TOKEN|>"  # which llama.cpp does not know
-# Filler, so that ids that older files need not name (BOS 1, EOS 2; 11) are none of the tokens asked about.
+# So that ids that a file need not name (BOS 1, EOS 2; 11) are none of the tokens asked about.
 FILLER = [f"filler{i}" for i in range(16)]
 
 
