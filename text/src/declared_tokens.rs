@@ -72,10 +72,7 @@ impl Declarations {
 }
 
 /// Members by their `id`; those without one are none.
-fn in_order<'a>(
-    members: &'a Map<String, Value>,
-    id: impl Fn(&str, &Value) -> Option<u64>,
-) -> Vec<(&'a str, &'a Value)> {
+fn in_order(members: &Map<String, Value>, id: impl Fn(&str, &Value) -> Option<u64>) -> Vec<(&str, &Value)> {
     let mut members: Vec<_> =
         members.iter().filter_map(|(name, value)| Some((id(name, value)?, (name.as_str(), value)))).collect();
     members.sort_by_key(|(id, _)| *id);
