@@ -13,9 +13,11 @@ mod metadata;
 mod model;
 #[cfg(test)]
 mod sample;
+mod special_tokens;
 mod spm;
 mod tensor_type;
 mod tokenizer;
+mod word_rules;
 
 use std::path::PathBuf;
 

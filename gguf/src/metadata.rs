@@ -1,5 +1,7 @@
 //! Values of GGUF metadata.
 
+use std::collections::HashMap;
+
 use crate::Fault;
 use crate::cursor::Cursor;
 
@@ -201,6 +203,15 @@ impl<'a> Array<'a> {
             Some((index, cursor.string(MAX_STRING, ELEMENT).ok()?))
         };
         indices.map(&mut read).collect()
+    }
+
+    /// Elements that equal one of `texts`, with their indices. Nothing if the elements are no strings.
+    pub fn find<'t>(self, texts: &[&'t str]) -> Vec<(usize, &'t str)> {
+        let wanted: HashMap<&[u8], &'t str> = texts.iter().map(|text| (text.as_bytes(), *text)).collect();
+        let count = if self.kind == STRING { self.len } else { 0 };
+        let mut cursor = Cursor::new(self.bytes);
+        let mut element = || cursor.string_bytes(MAX_STRING, ELEMENT).ok();
+        (0..count).filter_map(|index| Some((index, *wanted.get(element()?)?))).collect()
     }
 
     /// Elements, if they are numbers or booleans.

@@ -1,8 +1,7 @@
 //! Builds tokenizer.json and tokenizer_config.json from the vocabulary in the metadata.
 //!
-//! `gpt2` is byte-level BPE. The file names its rule for splitting text into words (`tokenizer.ggml.pre`);
-//! the rules themselves are defined here. `llama` is SentencePiece BPE, whose merges are derived from the
-//! scores ([`super::spm`]).
+//! `gpt2` is byte-level BPE, whose rule for splitting text into words the file names ([`super::word_rules`]).
+//! `llama` is SentencePiece BPE, whose merges are derived from the scores ([`super::spm`]).
 
 use hashbrown::HashSet;
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -12,97 +11,19 @@ use xxhash_rust::xxh3::Xxh3Default;
 use crate::GgufError;
 use crate::metadata::Value;
 use crate::model::GgufModel;
+use crate::special_tokens::{
+    CONTROL, KEEPS_SPACE, MODEL, NORMAL, SpecialTokens, TOKENS, UNKNOWN, USER_DEFINED, spelling,
+    strips_after, token_id,
+};
 use crate::spm;
+use crate::word_rules::WordRule;
 
-const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
-const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
 const SCORES: &str = "tokenizer.ggml.scores";
 /// Most tokens; public models have up to about 300,000.
 const MAX_TOKENS: usize = 1 << 20;
-
-/// Token types in the metadata.
-const UNKNOWN: u64 = 2;
-const CONTROL: u64 = 3;
-const USER_DEFINED: u64 = 4;
-
-/// Control tokens that always end a turn. llama.cpp has a similar list, because most files name only one.
-const ENDS: [&str; 11] = [
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|eom_id|>",
-    "<|return|>",
-    "<|call|>",
-    "<|END_OF_TURN_TOKEN|>",
-    "</s>",
-];
-
-/// Rule by which a byte-level tokenizer splits text into words.
-struct Pre {
-    /// Names of the rule in files.
-    names: &'static [&'static str],
-    /// Regular expressions of words, applied one after another; empty = GPT-2's.
-    words: &'static [&'static str],
-    /// Whether each digit is its own word, before any other split.
-    splits_digits: bool,
-    /// Whether text is normalised to Unicode form C.
-    is_composed: bool,
-    /// Whether a word that is a token bypasses the merges.
-    ignores_merges: bool,
-    /// Whether a BOS token is added if the file does not specify it.
-    adds_bos: bool,
-}
-
-const GPT2: Pre = Pre {
-    names: &["gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"],
-    words: &[],
-    splits_digits: false,
-    is_composed: false,
-    ignores_merges: false,
-    adds_bos: false,
-};
-
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-/// DeepSeek-V3's rules: digits, then Chinese and Japanese characters, then words.
-const DEEPSEEK3: [&str; 3] = [
-    r"\p{N}{1,3}",
-    r"[一-龥぀-ゟ゠-ヿ]+",
-    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
-];
-
-/// Supported rules; a file gives one of their names in `tokenizer.ggml.pre`.
-const PRES: [Pre; 9] = [
-    GPT2,
-    Pre {
-        names: &["llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"],
-        words: &[LLAMA3],
-        ignores_merges: true,
-        adds_bos: true,
-        ..GPT2
-    },
-    Pre { names: &["glm4", "chatglm-bpe"], words: &[LLAMA3], ignores_merges: true, ..GPT2 },
-    Pre { names: &["deepseek-v3"], words: &DEEPSEEK3, adds_bos: true, ..GPT2 },
-    Pre { names: &["dbrx", "smaug-bpe"], words: &[LLAMA3], ..GPT2 },
-    Pre {
-        names: &["qwen2", "deepseek-r1-qwen", "megrez", "hunyuan-dense"],
-        words: &[QWEN2],
-        is_composed: true,
-        ..GPT2
-    },
-    Pre { names: &["starcoder", "refact", "command-r", "smollm", "codeshell"], splits_digits: true, ..GPT2 },
-    Pre { names: &["tekken"], words: &[TEKKEN], ignores_merges: true, ..GPT2 },
-    Pre { names: &["gpt-4o", "llama4", "o200k"], words: &[GPT4O], ..GPT2 },
-];
 
 /// The model's `tokenizer.json`, as [`GgufModel::tokenizer`] returns it.
 pub fn tokenizer(model: &GgufModel) -> Result<Vec<u8>, GgufError> {
@@ -180,10 +101,12 @@ impl File<'_> {
     }
 }
 
-/// Tokens, and their types if the file has them.
+/// Tokens and their types.
 struct Vocabulary<'a> {
     tokens: Vec<&'a str>,
     types: Vec<u64>,
+    /// Whether white space after special tokens is dropped.
+    strips_after: bool,
 }
 
 impl<'a> Vocabulary<'a> {
@@ -192,8 +115,8 @@ impl<'a> Vocabulary<'a> {
         let wrong = || model.wrong(TOKENS, "a list of strings in UTF-8, at most 1,048,576");
         let tokens = list(TOKENS).filter(|tokens| tokens.len() <= MAX_TOKENS).ok_or_else(wrong)?;
         let tokens = tokens.texts().ok_or_else(wrong)?;
-        let types = match list(TYPES) {
-            None => vec![1; tokens.len()],
+        let mut types = match list(TYPES) {
+            None => vec![NORMAL; tokens.len()],
             Some(types) => {
                 let whole = |types: &mut dyn Iterator<Item = Value<'_>>| types.map(Value::as_u64).collect();
                 let types: Option<Vec<u64>> = types.values().and_then(|mut types| whole(&mut types));
@@ -202,7 +125,8 @@ impl<'a> Vocabulary<'a> {
                     .ok_or_else(|| model.wrong(TYPES, "a whole number for each token"))?
             }
         };
-        Ok(Self { tokens, types })
+        SpecialTokens::of(model).correct(&mut types);
+        Ok(Self { tokens, types, strips_after: strips_after(model) })
     }
 
     /// Added tokens, which are matched before text is split into words.
@@ -211,7 +135,8 @@ impl<'a> Vocabulary<'a> {
             let special = matches!(*kind, UNKNOWN | CONTROL);
             let content = self.tokens[id];
             ((special || *kind == USER_DEFINED) && !content.is_empty()).then(|| {
-                json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                let rstrip = self.strips_after && !KEEPS_SPACE.contains(&content);
+                json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": rstrip,
                     "normalized": false, "special": special})
             })
         };
@@ -231,45 +156,11 @@ impl Serialize for Vocabulary<'_> {
     }
 }
 
-/// Id in `tokenizer.ggml.<name>_token_id`.
-fn token_id(model: &GgufModel, name: &str) -> Option<u64> {
-    model.get(&format!("tokenizer.ggml.{name}_token_id")).and_then(Value::as_u64)
-}
-
-/// Text of the token in `tokenizer.ggml.<name>_token_id`.
-fn spelling<'a>(model: &'a GgufModel, name: &str) -> Option<&'a str> {
-    let id = usize::try_from(token_id(model, name)?).ok()?;
-    model.get(TOKENS)?.as_array()?.text(id)
-}
-
-/// Ids of tokens that end an answer, ascending.
-pub fn end_tokens(model: &GgufModel) -> Vec<u64> {
-    let mut ends: Vec<u64> = ["eos", "eot", "eom"].iter().filter_map(|name| token_id(model, name)).collect();
-    let control = control_tokens(model).unwrap_or_default();
-    // Models with channels end each message so, and the whole answer with another token.
-    let has_channels = control.iter().any(|(_, token)| *token == "<|return|>");
-    let is_end = |token: &str| ENDS.contains(&token) && !(has_channels && token == "<|end|>");
-    ends.extend(control.iter().filter(|(_, token)| is_end(token)).map(|(id, _)| *id as u64));
-    ends.sort_unstable();
-    ends.dedup();
-    ends
-}
-
-/// Ids and texts of control tokens. Does not decode the others, because this is called for every
-/// configuration.
-fn control_tokens(model: &GgufModel) -> Option<Vec<(usize, &str)>> {
-    let list = |key: &str| model.get(key)?.as_array();
-    let (tokens, types) = (list(TOKENS)?, list(TYPES)?.values()?);
-    let ids = types.enumerate().filter(|(_, kind)| kind.as_u64() == Some(CONTROL)).map(|(id, _)| id);
-    tokens.some_texts(ids)
-}
-
 /// Digest of all metadata that determines the tokenizer, as [`GgufModel::tokenizer_digest`] returns it.
 pub fn digest(model: &GgufModel) -> Option<u64> {
     let text = |key: &str| model.get(key).and_then(Value::as_str);
-    let pre = text(PRE).unwrap_or("default");
     let is_supported = match text(MODEL)? {
-        "gpt2" => PRES.iter().any(|known| known.names.contains(&pre)),
+        "gpt2" => WordRule::named(text(PRE)).is_ok(),
         kind => kind == "llama",
     };
     let mut hash = Xxh3Default::new();
@@ -309,11 +200,8 @@ pub fn tokenizer_config(model: &GgufModel) -> Json {
 }
 
 fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Vec<u8>, GgufError> {
-    let name = model.get(PRE).and_then(Value::as_str).unwrap_or("default");
-    let pre = PRES.iter().find(|pre| pre.names.contains(&name)).ok_or_else(|| {
-        let names: Vec<&str> = PRES.iter().flat_map(|pre| pre.names).copied().collect();
-        unsupported(model, PRE, Some(name), &names.join(", "))
-    })?;
+    let rule = WordRule::named(model.get(PRE).and_then(Value::as_str))
+        .map_err(|wrong| model.unsupported(format!("{PRE} is {wrong}")))?;
     let merges = model.get(MERGES).and_then(Value::as_array);
     if merges.is_some_and(|merges| merges.len() > spm::MAX_MERGES) {
         return Err(too_many_merges(model));
@@ -323,23 +211,16 @@ fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Vec<u8>,
     // Inside a token, a space is stored in its printable form, so the first space is the separator.
     let merges: Option<Vec<_>> = merges.into_iter().map(|merge| merge.split_once(' ')).collect();
     let merges = merges.ok_or_else(|| model.wrong(MERGES, "pairs of tokens separated by a space"))?;
-    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
-        "use_regex": pre.words.is_empty()});
-    let words = pre.words.iter().map(|words| {
-        json!({"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": false})
-    });
-    let digits = pre.splits_digits.then(|| json!({"type": "Digits", "individual_digits": true}));
-    let steps: Vec<Json> = digits.into_iter().chain(words).chain([bytes]).collect();
     File {
         version: "1.0",
         truncation: (),
         padding: (),
         added_tokens: vocabulary.added(),
-        normalizer: if pre.is_composed { json!({"type": "NFC"}) } else { Json::Null },
-        pre_tokenizer: json!({"type": "Sequence", "pretokenizers": steps}),
-        post_processor: template(model, pre.adds_bos),
+        normalizer: if rule.is_composed { json!({"type": "NFC"}) } else { Json::Null },
+        pre_tokenizer: rule.pre_tokenizer(),
+        post_processor: template(model, rule.adds_bos),
         decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
-        model: Bpe { ignore_merges: pre.ignores_merges, ..Bpe::new(vocabulary, merges) },
+        model: Bpe { ignore_merges: rule.ignores_merges, ..Bpe::new(vocabulary, merges) },
     }
     .bytes(model)
 }

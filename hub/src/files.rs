@@ -11,12 +11,13 @@ pub const SINGLE: &str = "model.safetensors";
 /// Index of weights that span several files.
 pub const INDEX: &str = "model.safetensors.index.json";
 /// Files beside the weights.
-const TEXT: [&str; 10] = [
+const TEXT: [&str; 11] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
     "hf_quant_config.json",

@@ -6,13 +6,16 @@ use serde_json::{Map, Value};
 
 use super::checkpoint::ModelFile;
 use super::checkpoint::quantised::Scheme;
+use super::end_tokens;
 use super::fields::{Fields, TEXT_CONFIG, read_object};
+use super::positions::default_positions;
 use super::rope::object;
 use super::spec::Spec;
 use super::{LoadError, families, tied};
 use skein_proto::TokenId;
 
 const CONFIG: &str = "config.json";
+const POSITIONS: &str = "max_position_embeddings";
 const GENERATION: &str = "generation_config.json";
 /// Replaces the file name in messages about GGUF metadata, whose fields have the names of config.json.
 const METADATA: &str = "the metadata of the GGUF file";
@@ -43,6 +46,8 @@ impl ModelConfig {
         let generation = if generation.exists() { read_object(&generation)? } else { Map::new() };
         let mut parsed = Self::parse(&config, &generation)?;
         parsed.spec.is_tied = tied::is_tied(dir, &config, &parsed.spec);
+        let own = end_tokens::of_tokenizer(dir).filter(|id| *id < parsed.spec.vocab_size);
+        parsed.eos_token_ids.extend(own.filter(|id| !parsed.eos_token_ids.contains(id)));
         Ok(parsed)
     }
 
@@ -62,6 +67,11 @@ impl ModelConfig {
         for (field, size) in family.sizes {
             config.entry(*field).or_insert_with(|| (*size).into());
         }
+        if config.get(POSITIONS).is_none_or(Value::is_null)
+            && let Some(longest) = default_positions(family.model_type)
+        {
+            config.insert(POSITIONS.to_owned(), longest.into());
+        }
         let fields = Fields { file, object: &config };
         check_is_plain(&fields)?;
         let spec = (family.spec)(&fields)?;
@@ -69,7 +79,7 @@ impl ModelConfig {
         Ok(Self {
             model_type: family.model_type,
             max_position_embeddings: fields.max_positions()?,
-            eos_token_ids: eos(&fields, &generation, spec.vocab_size)?,
+            eos_token_ids: end_tokens::named(&fields, &generation, spec.vocab_size)?,
             spec,
         })
     }
@@ -98,21 +108,6 @@ fn check_is_plain(fields: &Fields<'_>) -> Result<(), LoadError> {
     }
     // Validated only; the weights read their scheme themselves.
     Scheme::in_config(fields.object).map(|_| ())
-}
-
-/// End-of-sequence tokens: a number or a list. generation_config.json takes precedence.
-fn eos(config: &Fields<'_>, generation: &Fields<'_>, vocab_size: u32) -> Result<Vec<TokenId>, LoadError> {
-    let fields = if generation.is_absent("eos_token_id") { config } else { generation };
-    let values = match fields.get("eos_token_id") {
-        None | Some(Value::Null) => &[],
-        Some(Value::Array(values)) => values.as_slice(),
-        Some(value) => std::slice::from_ref(value),
-    };
-    let token = |value: &Value| {
-        value.as_u64().filter(|token| *token < u64::from(vocab_size)).map(|token| token as TokenId)
-    };
-    let tokens: Option<Vec<TokenId>> = values.iter().map(token).collect();
-    tokens.ok_or_else(|| fields.wrong("eos_token_id", format!("token ids below vocab_size, {vocab_size}")))
 }
 
 #[cfg(test)]
@@ -262,12 +257,73 @@ mod tests {
             parse(json!({"eos_token_id": null}), json!({})).unwrap().eos_token_ids,
             Vec::<TokenId>::new()
         );
-        assert!(
-            parse(json!({}), json!({"eos_token_id": [256]}))
-                .unwrap_err()
-                .to_string()
-                .contains("generation_config")
-        );
+    }
+
+    #[test]
+    fn ends_outside_the_vocabulary_are_left_out() {
+        let ends = |ids: Value| parse(json!({"eos_token_id": ids}), json!({})).unwrap().eos_token_ids;
+        assert_eq!(ends(json!(-1)), [0; 0]);
+        assert_eq!(ends(json!([256, 7, -1, 1u64 << 40])), [7]);
+        assert_eq!(parse(json!({}), json!({"eos_token_id": [256]})).unwrap().eos_token_ids, [0; 0]);
+    }
+
+    /// Writes `files` beside a config.json and reads the directory.
+    fn in_directory(config: &str, files: &[(&str, Value)]) -> ModelConfig {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(CONFIG), config).unwrap();
+        for (name, content) in files {
+            std::fs::write(directory.path().join(name), content.to_string()).unwrap();
+        }
+        ModelConfig::from_dir(directory.path()).unwrap()
+    }
+
+    #[test]
+    fn the_tokenizers_own_end_counts_beside_the_configured_ones() {
+        let added = json!([{"id": 7, "content": "<|im_end|>"}]);
+        let tokenizer = json!({"added_tokens": added, "model": {"vocab": {"</s>": 9}}});
+        let eos = |token: Value| ("tokenizer_config.json", json!({"eos_token": token}));
+        let named = |ids: Value| ("generation_config.json", json!({"eos_token_id": ids}));
+        let declared = json!({"eos_token": "<e>", "added_tokens_decoder": {"12": {"content": "<e>"}}});
+        let map = json!({"eos_token": {"content": "</s>"}});
+        for (mut files, expected) in [
+            (vec![eos(json!("<|im_end|>"))], vec![1, 7]),
+            (vec![eos(json!({"content": "</s>"}))], vec![1, 9]),
+            (vec![eos(json!("no such"))], vec![1]),
+            (vec![eos(json!(null))], vec![1]),
+            (vec![("tokenizer_config.json", declared)], vec![1, 12]),
+            (vec![("special_tokens_map.json", map)], vec![1, 9]),
+            (vec![named(json!([3])), eos(json!("</s>"))], vec![3, 9]),
+            (vec![named(json!([7])), eos(json!("<|im_end|>"))], vec![7]),
+        ] {
+            files.push(("tokenizer.json", tokenizer.clone()));
+            assert_eq!(in_directory(&base().to_string(), &files).eos_token_ids, expected, "{files:?}");
+        }
+    }
+
+    #[test]
+    fn what_python_writes_for_infinity_is_read() {
+        let mut config = base();
+        config["time_step_limit"] = json!([0.0, "INF"]);
+        let config = config.to_string().replace("\"INF\"", "Infinity");
+        assert_eq!(in_directory(&config, &[]).eos_token_ids, [1]);
+    }
+
+    #[test]
+    fn a_missing_longest_sequence_is_that_of_the_family() {
+        for (family, longest) in [("llama", 2048), ("qwen2", 32_768)] {
+            let mut config = base();
+            config["model_type"] = family.into();
+            config["max_position_embeddings"] = Value::Null;
+            let read = |config: &Value| {
+                ModelConfig::parse(config.as_object().unwrap(), &Map::new()).unwrap().max_position_embeddings
+            };
+            assert_eq!(read(&config), longest, "{family}");
+            config.as_object_mut().unwrap().remove("max_position_embeddings");
+            assert_eq!(read(&config), longest, "{family}");
+        }
+        for family in families::FAMILIES {
+            assert!(default_positions(family.model_type).is_some(), "{}", family.model_type);
+        }
     }
 
     #[test]
@@ -306,7 +362,8 @@ mod tests {
         check_refused(json!({"head_dim": 15}), &["head_dim", "15", "even"]);
         check_refused(json!({"head_dim": 1}), &["head_dim", "even"]);
         check_refused(json!({"rms_norm_eps": -1.0}), &["rms_norm_eps", "-1"]);
-        check_refused(json!({"eos_token_id": 256}), &["eos_token_id", "256"]);
+        check_refused(json!({"eos_token_id": "<eos>"}), &["eos_token_id", "<eos>", "a token id"]);
+        check_refused(json!({"eos_token_id": [1, 2.5]}), &["eos_token_id", "2.5"]);
         check_refused(json!({"rope_scaling": {"rope_type": "ntk"}}), &["rope_type", "ntk", "llama3"]);
         check_refused(
             json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}),

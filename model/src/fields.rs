@@ -4,6 +4,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use skein_node::python_json::without_non_finite;
+
 use super::LoadError;
 
 /// Most positions: up to here they are exact in f32, the type of rotary angles.
@@ -120,5 +122,8 @@ pub fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
         return Err(damaged(format!("{bytes} bytes, at most {MAX_JSON_BYTES} are read")));
     }
     let text = std::fs::read(path).map_err(read_error)?;
-    serde_json::from_slice(&text).map_err(|error| damaged(format!("not a JSON object: {error}")))
+    let parsed = serde_json::from_slice(&text).or_else(|error| {
+        serde_json::from_slice(&without_non_finite(&text)).map_err(|_| error) // Python writes Infinity
+    });
+    parsed.map_err(|error| damaged(format!("not a JSON object: {error}")))
 }

@@ -6,6 +6,7 @@ pub mod config;
 pub mod discovery;
 pub mod hangup;
 pub mod metrics;
+pub mod python_json;
 pub mod random;
 pub mod shutdown;
 pub mod signal;

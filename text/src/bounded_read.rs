@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use serde_json::Value;
+use skein_node::python_json::without_non_finite;
 
 use super::error::TextError;
 
@@ -46,6 +47,7 @@ pub(super) fn read_json(directory: &Path, file: &'static str) -> Result<Value, T
     match read_if_there(&directory.join(file), MAX_CONFIG_BYTES)? {
         None => Ok(Value::Null),
         Some(bytes) => serde_json::from_slice(&bytes)
+            .or_else(|error| serde_json::from_slice(&without_non_finite(&bytes)).map_err(|_| error))
             .map_err(|error| TextError::Malformed { file, reason: error.to_string() }),
     }
 }

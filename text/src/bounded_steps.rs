@@ -213,54 +213,63 @@ fn flatten_pre_tokenizer(pre_tokenizer: PreTokenizerWrapper, steps: &mut Vec<Pre
 impl PreTokenizer for BoundedPreTokenizer {
     fn pre_tokenize(&self, text: &mut PreTokenizedString) -> Result<()> {
         for step in self.0.iter() {
-            let Some(space_bytes) = longest_space(step) else {
+            if !lengthens(step) {
                 step.pre_tokenize(text)?;
                 continue;
-            };
-            let before = bytes(text);
-            growth::check(before.grown(space_bytes))?;
+            }
+            let before = Sizes::of(text);
+            growth::check(before.most_growth(step))?;
             step.pre_tokenize(text)?;
-            growth::count(bytes(text).all.saturating_sub(before.all))?;
+            growth::count(Sizes::of(text).all.saturating_sub(before.all))?;
         }
         Ok(())
     }
 }
 
-/// UTF-8 length of the character that a step may insert before each piece and for each space; `None` if the
-/// step only splits.
-fn longest_space(step: &PreTokenizerWrapper) -> Option<usize> {
-    match step {
-        // Every byte becomes a character of at most two bytes.
-        PreTokenizerWrapper::ByteLevel(_) => Some(2),
-        PreTokenizerWrapper::Metaspace(metaspace) => Some(metaspace.get_replacement().len_utf8()),
-        _ => None,
-    }
+/// Whether a step does more than split.
+fn lengthens(step: &PreTokenizerWrapper) -> bool {
+    matches!(step, PreTokenizerWrapper::ByteLevel(_) | PreTokenizerWrapper::Metaspace(_))
 }
 
-/// Sizes of a text that is split into pieces.
+/// Sizes of a text that is split into pieces, in bytes.
 struct Sizes {
     all: usize,
-    /// Bytes that a step may lengthen: spaces, and everything outside printable ASCII.
-    special: usize,
+    spaces: usize,
+    /// Everything outside printable ASCII but spaces.
+    unprintable: usize,
+    /// Number of pieces.
     pieces: usize,
 }
 
 impl Sizes {
-    fn grown(&self, space_bytes: usize) -> usize {
-        self.special.saturating_add(self.pieces).saturating_mul(space_bytes)
+    fn of(text: &PreTokenizedString) -> Self {
+        let mut sizes = Self { all: 0, spaces: 0, unprintable: 0, pieces: 0 };
+        for (piece, _, tokens) in text.get_splits(OffsetReferential::Normalized, OffsetType::None) {
+            if tokens.is_none() {
+                let spaces = piece.bytes().filter(|byte| *byte == b' ').count();
+                sizes.all += piece.len();
+                sizes.spaces += spaces;
+                sizes.unprintable += piece.bytes().filter(|byte| !byte.is_ascii_graphic()).count() - spaces;
+                sizes.pieces += 1;
+            }
+        }
+        sizes
     }
-}
 
-fn bytes(text: &PreTokenizedString) -> Sizes {
-    let mut sizes = Sizes { all: 0, special: 0, pieces: 0 };
-    for (piece, _, tokens) in text.get_splits(OffsetReferential::Normalized, OffsetType::None) {
-        if tokens.is_none() {
-            sizes.all += piece.len();
-            sizes.special += piece.bytes().filter(|byte| !byte.is_ascii_graphic()).count();
-            sizes.pieces += 1;
+    /// Upper bound on the growth by `step`, which the growth by the steps before it is added to: an estimate
+    /// that is far too large would refuse texts that decompose.
+    fn most_growth(&self, step: &PreTokenizerWrapper) -> usize {
+        match step {
+            // A space before each piece and every unprintable byte become characters of two bytes.
+            PreTokenizerWrapper::ByteLevel(_) => self.spaces + self.unprintable + 2 * self.pieces,
+            PreTokenizerWrapper::Metaspace(metaspace) => {
+                let mark = metaspace.get_replacement().len_utf8();
+                self.spaces * (mark - 1) + self.pieces * mark
+            }
+            // The others only split.
+            _ => 0,
         }
     }
-    sizes
 }
 
 #[cfg(test)]
@@ -327,6 +336,30 @@ mod tests {
         // The upper bound for compatibility forms exceeds the allowance, but the actual growth does not.
         let plain = "plain ".repeat(600_000);
         assert_eq!(normalize(json!({"type": "NFKC"}), &plain).as_deref(), Ok(plain.as_str()));
+    }
+
+    #[test]
+    fn the_longest_decompositions_may_precede_marks_for_spaces_and_bytes() {
+        let replaced =
+            json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+        let bytes =
+            json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+        for unit in ["ﷺ", "a\u{3000}", "㍿ ", "ﷺﷺ é", "word "] {
+            let text = unit.repeat(16_384 / unit.len());
+            for normalizer in ["NFKC", "NFKD"] {
+                for step in [&replaced, &bytes] {
+                    let steps: BoundedPreTokenizer = serde_json::from_value(step.clone()).unwrap();
+                    let normalizer: BoundedNormalizer =
+                        serde_json::from_value(json!({"type": normalizer})).unwrap();
+                    let mut normalized = NormalizedString::from(text.as_str());
+                    let tried = growth::limited(text.len(), || {
+                        normalizer.normalize(&mut normalized).is_ok()
+                            && steps.pre_tokenize(&mut PreTokenizedString::from(normalized)).is_ok()
+                    });
+                    assert_eq!(tried, Ok(true), "{unit:?}, {step}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::bounded_read::{read_if_there, read_json};
 use super::chat_template::ChatTemplate;
+use super::declared_tokens::Declarations;
 use super::error::TextError;
 use super::known_steps;
 use super::named_templates::{NamedTemplates, special_strings, with_special_tokens};
@@ -31,6 +32,8 @@ pub struct TextFiles {
     pub(super) config: Value,
     /// Chat templates outside of it.
     pub(super) templates: NamedTemplates,
+    /// Added tokens that tokenizer.json lacks, as JSON; empty if it has all.
+    declared: String,
 }
 
 impl TextFiles {
@@ -42,7 +45,10 @@ impl TextFiles {
         let source = sources.tokenizer_directory(directory);
         let templates = sources.templates(directory)?;
         if !is_gguf(source) {
-            return Self::new(tokenizer_json(source)?, tokenizer_config(source)?, templates);
+            let declarations = Declarations::read(source, tokenizer_config(source)?)?;
+            let mut files = Self::new(tokenizer_json(source)?, Value::Null, templates)?;
+            files.declared = add_missing(&mut files.parsed, &declarations);
+            return Ok(Self { config: declarations.config, ..files });
         }
         let model = GgufModel::open(source)?;
         let files = Self::new(model.tokenizer()?, model.tokenizer_config(), templates)?;
@@ -56,7 +62,7 @@ impl TextFiles {
         templates: NamedTemplates,
     ) -> Result<Self, TextError> {
         let parsed = TokenizerFile::parse(&tokenizer).map_err(malformed)?;
-        Ok(Self { tokenizer, digest: None, parsed, built: None, config, templates })
+        Ok(Self { tokenizer, digest: None, parsed, built: None, config, templates, declared: String::new() })
     }
 
     /// Builds the tokenizer now, which takes most of the time of
@@ -75,12 +81,14 @@ impl TextFiles {
     }
 
     /// Fingerprint of tokenizer and chat template: versions of a model with equal ones can replace each other
-    /// under a running router. Covers the tokenizer's whole file, and of its configuration what a template
-    /// sees.
+    /// under a running router. Covers the tokenizer's whole file, added tokens beside it, and of its
+    /// configuration what a template sees.
     pub fn fingerprint(&self) -> u64 {
         let NamedTemplates { default, tool_use } = self.templates.clone().or_of_config(&self.config);
         let specials = special_strings(&self.config).into_iter().flat_map(|(name, text)| [name, text]);
-        let parts = [default.unwrap_or_default()].into_iter().chain(tool_use).chain(specials);
+        let declared = Some(self.declared.clone()).filter(|declared| !declared.is_empty());
+        let templates = [default.unwrap_or_default()].into_iter().chain(tool_use);
+        let parts = templates.chain(specials).chain(declared);
         let mut bytes = tokenizer_fingerprint(&self.tokenizer).to_le_bytes().to_vec();
         for part in parts {
             bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
@@ -92,7 +100,21 @@ impl TextFiles {
 
 /// Loads only the tokenizer of the model in `directory`.
 pub(super) fn tokenizer_of(directory: &Path, sources: &TextSources) -> Result<Tokenizer, TextError> {
-    Tokenizer::from_json(&tokenizer_json(sources.tokenizer_directory(directory))?)
+    let source = sources.tokenizer_directory(directory);
+    let json = tokenizer_json(source)?;
+    let mut parsed = TokenizerFile::parse(&json).map_err(malformed)?;
+    if !is_gguf(source) {
+        add_missing(&mut parsed, &Declarations::read(source, tokenizer_config(source)?)?);
+    }
+    Tokenizer::new(&parsed, json.len())
+}
+
+/// Adds tokens that only the files beside tokenizer.json declare; returns them as JSON, or nothing.
+fn add_missing(parsed: &mut TokenizerFile, declarations: &Declarations) -> String {
+    let missing = declarations.missing_from(parsed.member("added_tokens"));
+    let shown = if missing.is_empty() { String::new() } else { Value::from(missing.clone()).to_string() };
+    parsed.add_tokens(missing);
+    shown
 }
 
 /// Content of tokenizer.json.

@@ -13,8 +13,8 @@ const FILE: &str = "generation_config.json";
 /// Defaults for fields that a request omits.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationDefaults {
-    /// `repetition_penalty`; with `do_sample: true` also `temperature`, `top_p`, `top_k` and `min_p`, as in
-    /// transformers.
+    /// `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`, whatever `do_sample` is, as in vLLM
+    /// 0.33: transformers would decode greedily without it.
     pub sampling: SamplingOptions,
     /// Most output tokens; `None` = as many as fit.
     pub max_new_tokens: Option<u32>,
@@ -23,23 +23,22 @@ pub struct GenerationDefaults {
 impl GenerationDefaults {
     /// Parses the file's contents; null means that the file does not exist.
     pub fn from_json(config: &Value) -> Result<Self, TextError> {
-        let sampled = read(config, "do_sample", "true or false", Value::as_bool)?.unwrap_or(false);
+        read(config, "do_sample", "true or false", Value::as_bool)?;
         let whole = |name| read(config, name, "a whole number", Value::as_i64);
         let real = |name| read(config, name, "a number", Value::as_f64);
-        // Unused values need the right type but may be out of range.
-        let in_range = |range: Range, counts: bool| {
-            let value = real(range.name)?.filter(|_| counts);
+        let in_range = |range: Range| {
+            let value = real(range.name)?;
             let check =
                 |value| range.check(value).map(|_| value).map_err(|error| malformed(error.to_string()));
             value.map(check).transpose()
         };
-        let top_k = whole("top_k")?.filter(|_| sampled);
+        let top_k = whole("top_k")?;
         let sampling = SamplingOptions {
-            temperature: in_range(Range::TEMPERATURE, sampled)?,
-            top_p: in_range(Range::TOP_P, sampled)?,
+            temperature: in_range(Range::TEMPERATURE)?,
+            top_p: in_range(Range::TOP_P)?,
             top_k: top_k.map(|count| self::top_k(count, u32::MAX).map(|_| count)).transpose().map_err(bad)?,
-            min_p: in_range(Range::MIN_P, sampled)?,
-            repetition_penalty: in_range(Range::REPETITION_PENALTY, true)?,
+            min_p: in_range(Range::MIN_P)?,
+            repetition_penalty: in_range(Range::REPETITION_PENALTY)?,
             ..SamplingOptions::default()
         };
         Ok(Self { sampling, max_new_tokens: whole("max_new_tokens")?.map(max_new_tokens).transpose()? })
@@ -85,16 +84,20 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn defaults_apply_when_sampling_is_on() {
-        let config = json!({"do_sample": true, "temperature": 0.7, "top_k": 20, "max_new_tokens": 9});
-        let defaults = GenerationDefaults::from_json(&config).unwrap();
-        assert_eq!(
-            (defaults.sampling.temperature, defaults.sampling.top_k, defaults.max_new_tokens),
-            (Some(0.7), Some(20), Some(9))
-        );
-        for unused in [json!(null), json!({"temperature": 0.7}), json!({"temperature": 5, "top_p": null})] {
-            assert_eq!(GenerationDefaults::from_json(&unused).unwrap(), GenerationDefaults::default());
+    fn defaults_apply_whatever_do_sample_is() {
+        for do_sample in [json!(null), json!(false), json!(true)] {
+            let config = json!({"do_sample": do_sample, "temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": null,
+                "max_new_tokens": 9});
+            let defaults = GenerationDefaults::from_json(&config).unwrap();
+            let expected = SamplingOptions {
+                temperature: Some(0.7),
+                top_p: Some(0.9),
+                top_k: Some(20),
+                ..SamplingOptions::default()
+            };
+            assert_eq!((defaults.sampling, defaults.max_new_tokens), (expected, Some(9)));
         }
+        assert_eq!(GenerationDefaults::from_json(&json!(null)).unwrap(), GenerationDefaults::default());
     }
 
     #[test]
@@ -110,8 +113,7 @@ mod tests {
             ("max_new_tokens", json!(0), "max_new_tokens must be in [1, 4294967295], got 0."),
             ("max_new_tokens", json!("all"), "max_new_tokens must be a whole number, got \"all\"."),
         ] {
-            let mut config = json!({"do_sample": true});
-            config[field] = value;
+            let config = json!({field: value});
             let error = GenerationDefaults::from_json(&config).unwrap_err().to_string();
             assert_eq!(error, format!("generation_config.json is malformed: {expected}"));
         }

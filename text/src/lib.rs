@@ -10,6 +10,7 @@ mod bounded_tokenizer;
 mod bpe;
 pub mod chat_template;
 pub mod control;
+mod declared_tokens;
 mod deep_stack;
 pub mod detokenizer;
 mod error;

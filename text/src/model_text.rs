@@ -153,7 +153,7 @@ impl ModelText {
         generation: &Value,
     ) -> Result<Self, TextError> {
         let defaults = GenerationDefaults::from_json(generation)?;
-        let TextFiles { tokenizer: json, digest, parsed, built, config, templates } = files;
+        let TextFiles { tokenizer: json, digest, parsed, built, config, templates, .. } = files;
         let chat_template = compile(templates, &config)?;
         let tokenizer = match built {
             Some(tokenizer) => tokenizer,

@@ -9,8 +9,6 @@ use super::error::TextError;
 use super::named_templates::NamedTemplates;
 
 const GENERATION: &str = "generation_config.json";
-/// Fields of generation_config.json that apply only with `do_sample: true`.
-const SAMPLED: [&str; 4] = ["temperature", "top_p", "top_k", "min_p"];
 
 /// The operator's overrides of the model's files.
 #[derive(Debug, Clone, Default)]
@@ -79,9 +77,6 @@ impl TextSources {
         };
         if !self.generation_overrides.is_empty() {
             let mut fields = config.as_object().cloned().unwrap_or_default();
-            if SAMPLED.iter().any(|name| self.generation_overrides.contains_key(*name)) {
-                fields.insert("do_sample".to_owned(), Value::Bool(true));
-            }
             fields.extend(self.generation_overrides.clone());
             config = Value::Object(fields);
         }

@@ -75,6 +75,13 @@ impl TokenizerFile {
         self.members.get(name).unwrap_or(&Value::Null)
     }
 
+    /// Appends to the added tokens; one without an id gets the vocabulary's, or else the next free one.
+    pub fn add_tokens(&mut self, tokens: Vec<Value>) {
+        let all = self.members.entry("added_tokens".to_owned()).or_default();
+        let known = all.as_array().cloned().unwrap_or_default();
+        *all = known.into_iter().chain(tokens).collect();
+    }
+
     fn part<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, String> {
         Option::deserialize(self.member(name)).map_err(|error| format!("{name}: {error}"))
     }

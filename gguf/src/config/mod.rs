@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::GgufError;
 use crate::metadata::Value;
 use crate::model::GgufModel;
-use crate::tokenizer;
+use crate::special_tokens::SpecialTokens;
 
 /// Supported values of `general.architecture`.
 pub const SUPPORTED: [&str; 21] = [
@@ -60,7 +60,7 @@ pub fn config(model: &GgufModel) -> Result<Map<String, Json>, GgufError> {
     keys.biases(&mut config)?;
     keys.experts(&mut config)?;
     keys.family(&mut config)?;
-    let eos = tokenizer::end_tokens(model);
+    let eos = SpecialTokens::of(model).ends;
     if !eos.is_empty() {
         config.insert("eos_token_id".into(), json!(eos));
     }

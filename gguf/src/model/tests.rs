@@ -146,8 +146,8 @@ fn tokenizers_are_built_and_bad_ones_named() {
         words.iter().for_each(|word| assert!(said.contains(word), "{said:?} says {word:?}"));
     };
     check(
-        byte_level.clone().text("tokenizer.ggml.pre", "viking"),
-        &["tokenizer.ggml.pre", "viking", "qwen2"],
+        byte_level.clone().text("tokenizer.ggml.pre", "no-such"),
+        &["tokenizer.ggml.pre", "no-such", "qwen2"],
     );
     check(with_tokens("gpt2", &["a"], &[1]).text("tokenizer.ggml.pre", "gpt-2"), &["merges"]);
     check(with_tokens("gpt2", &["a"], &[1, 1]), &["token_type"]);
@@ -160,10 +160,76 @@ fn tokenizers_are_built_and_bad_ones_named() {
     check(not_text, &["tokenizer.ggml.tokens", "UTF-8"]);
 }
 
+/// What llama.cpp does with small vocabularies, from tests/golden/gguf/peer_tokenizers.py.
+fn peer() -> serde_json::Value {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gguf/models/peer_tokenizers.json");
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// Ids that end an answer and ids that are found in a text, of `tokens` of one type after eight others.
+fn ends_and_found(kind: u32, tokens: &[&str]) -> [Vec<u64>; 2] {
+    let all = [&["x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"], tokens].concat();
+    let types = [vec![1; 8], vec![kind; tokens.len()]].concat();
+    let model = model(&with_tokens("gpt2", &all, &types).with("tokenizer.ggml.merges", texts(&["a b"])));
+    let ids = |list: &serde_json::Value, id: &dyn Fn(&serde_json::Value) -> Option<u64>| {
+        list.as_array().map_or_else(Vec::new, |list| list.iter().filter_map(id).collect())
+    };
+    let tokenizer: serde_json::Value = serde_json::from_slice(&model.tokenizer().unwrap()).unwrap();
+    let config = model.config().unwrap();
+    [
+        config.get("eos_token_id").map_or_else(Vec::new, |list| ids(list, &|id| id.as_u64())),
+        ids(&tokenizer["added_tokens"], &|token| token["id"].as_u64()),
+    ]
+}
+
 #[test]
-fn every_end_of_a_turn_ends_an_answer() {
-    let sample = with_tokens("gpt2", &["a", "</s>", "<|im_end|>", "<|eot_id|>", "b"], &[1, 3, 3, 1, 3])
-        .number("tokenizer.ggml.eos_token_id", 4);
-    let ends = model(&sample).config().unwrap()["eos_token_id"].clone();
-    assert_eq!(ends, json!([1, 2, 4]), "<|eot_id|> is no control token here");
+fn a_token_ends_an_answer_by_its_text_whatever_its_type() {
+    let peer = peer();
+    let list = |value: &serde_json::Value| -> Vec<String> {
+        value.as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_owned()).collect()
+    };
+    let ends = list(&peer["ends"]);
+    for text in list(&peer["controls"]) {
+        let expected = if ends.contains(&text) { vec![8] } else { vec![] };
+        for kind in [1, 3, 4] {
+            assert_eq!(ends_and_found(kind, &[&text]), [expected.clone(), vec![8]], "{text} of type {kind}");
+        }
+    }
+    for case in peer["together"].as_array().unwrap() {
+        let tokens = list(&case["tokens"]);
+        let ids = |texts: Vec<String>| -> Vec<u64> {
+            texts
+                .iter()
+                .map(|text| 8 + tokens.iter().position(|token| token == text).unwrap() as u64)
+                .collect()
+        };
+        let kind = case["type"].as_u64().unwrap() as u32;
+        let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+        let expected = [ids(list(&case["ends"])), ids(list(&case["whole"]))];
+        assert_eq!(ends_and_found(kind, &tokens), expected, "{case}");
+    }
+}
+
+#[test]
+fn ends_named_by_the_file_count_if_the_vocabulary_has_them() {
+    let sample = with_tokens("gpt2", &["a", "b", "<PAD>", "[PAD]"], &[1, 3, 1, 1])
+        .number("tokenizer.ggml.eos_token_id", 1)
+        .number("tokenizer.ggml.eot_token_id", 99)
+        .number("tokenizer.ggml.fim_pad_token_id", 3);
+    assert_eq!(model(&sample).config().unwrap()["eos_token_id"], json!([1, 3]));
+    let unnamed = with_tokens("llama", &["<unk>", "<s>", "</x>", "a"], &[2, 3, 3, 1]);
+    assert_eq!(model(&unnamed).config().unwrap()["eos_token_id"], json!([2]), "SentencePiece's own");
+    assert_eq!(model(&unnamed).tokenizer_config()["bos_token"], "<s>");
+}
+
+#[test]
+fn white_space_after_special_tokens_of_phi_3_is_dropped() {
+    let sample = with_tokens("gpt2", &["<s>", "</s>", "<|user|>", "<|endoftext|>"], &[3, 3, 4, 3])
+        .with("tokenizer.ggml.merges", texts(&["a b"]));
+    for (name, strips) in [("My PHI-3 mini", true), ("phi3", true), ("Phi 3", false)] {
+        let model = model(&sample.clone().text("general.name", name));
+        let json: serde_json::Value = serde_json::from_slice(&model.tokenizer().unwrap()).unwrap();
+        let rstrip = |id: usize| json["added_tokens"][id]["rstrip"] == true;
+        assert_eq!([0, 1, 2, 3].map(rstrip), [false, strips, strips, false], "{name}");
+    }
 }

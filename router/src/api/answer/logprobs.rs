@@ -23,7 +23,17 @@ pub struct Names<'a> {
 
 impl Names<'_> {
     fn of(&self, token: TokenId) -> String {
-        if self.as_ids { format!("token_id:{token}") } else { spelling(self.bytes, token) }
+        if self.as_ids { by_id(token) } else { spelling(self.bytes, token) }
+    }
+
+    /// Name where names must differ, because answers have nothing else: OpenAI's for a token that is no
+    /// UTF-8.
+    fn in_completions(&self, token: TokenId) -> String {
+        let bytes = self.bytes.get(token);
+        if self.as_ids || std::str::from_utf8(bytes).is_ok() {
+            return self.of(token);
+        }
+        bytes.iter().fold("bytes:".to_owned(), |name, byte| name + &format!("\\x{byte:02x}"))
     }
 }
 
@@ -78,7 +88,7 @@ impl CompletionLogprobs {
         let all = || prompt.iter().chain(output);
         let list = |of: &dyn Fn(&ScoredToken) -> Value| all().map(of).collect::<Value>();
         json!({
-            "tokens": list(&|(token, _)| names.of(*token).into()),
+            "tokens": list(&|(token, _)| names.in_completions(*token).into()),
             "token_logprobs": list(&|(_, logprobs)| logprobs.map(|at| finite(at.logprob)).into()),
             "top_logprobs": list(&|(_, logprobs)| logprobs.map(|at| top(names, at)).into()),
             "text_offset": offsets,
@@ -121,14 +131,22 @@ pub fn prompt(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Value {
     std::iter::once(Value::Null).chain(logprobs.iter().map(of)).collect()
 }
 
-/// Best tokens by their text, with the chosen one if it is not among them.
+/// Best tokens by their text, with the chosen one if it is not among them. Of tokens with the same text the
+/// first has the name, the others go by id.
 fn top(names: Names<'_>, at: &TokenLogprobs) -> Value {
+    let is_among = at.top.iter().any(|(token, _)| *token == at.token);
+    let chosen = [(at.token, at.logprob)];
     let mut map = Map::new();
-    for (token, logprob) in at.top.iter().chain([&(at.token, at.logprob)]) {
-        // Tokens of invalid UTF-8 can have the same text; keep the more likely one.
-        map.entry(names.of(*token)).or_insert_with(|| finite(*logprob));
+    for (token, logprob) in at.top.iter().chain(if is_among { &[][..] } else { &chosen }) {
+        let name = names.in_completions(*token);
+        let name = if map.contains_key(&name) { by_id(*token) } else { name };
+        map.insert(name, finite(*logprob));
     }
     map.into()
+}
+
+fn by_id(token: TokenId) -> String {
+    format!("token_id:{token}")
 }
 
 fn spelling(bytes: &TokenBytes, token: TokenId) -> String {
@@ -143,6 +161,24 @@ fn finite(logprob: f32) -> Value {
 mod tests {
     use super::*;
     use skein_text::token_bytes::TokenDecoder;
+
+    #[test]
+    fn every_one_of_the_best_tokens_has_an_entry_in_completions() {
+        let fallback = TokenDecoder::from_json(&json!({"type": "ByteFallback"})).unwrap();
+        let spellings = ["<0xC3>", "<0xE2>", "a", "<0x61>", "<0xFF>"];
+        let spelling = |id: TokenId| Some(spellings[id as usize].to_owned());
+        let bytes = Arc::new(TokenBytes::new(&fallback, 5, spelling, |_| false));
+        let best = |token| TokenLogprobs {
+            token,
+            logprob: -0.5,
+            rank: 1,
+            top: vec![(0, -1.0), (1, -2.0), (2, -3.0), (3, -4.0)],
+        };
+        let names = Names { bytes: &bytes, as_ids: false };
+        let expected = json!({"bytes:\\xc3": -1.0, "bytes:\\xe2": -2.0, "a": -3.0, "token_id:3": -4.0});
+        assert_eq!(top(names, &best(2)), expected);
+        assert_eq!(top(names, &best(4))["bytes:\\xff"], -0.5);
+    }
 
     #[test]
     fn sentencepieces_leading_space_moves_no_offset() {

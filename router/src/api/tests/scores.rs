@@ -8,9 +8,9 @@ async fn echo_with_logprobs_scores_the_prompt() {
     let answer = post(says("x"), COMPLETIONS, body).await.json();
     assert_eq!(answer["choices"][0]["text"], "aéx");
     let expected = json!({
-        "tokens": ["<|bos|>", "a", "\u{FFFD}", "\u{FFFD}", "x"],
+        "tokens": ["<|bos|>", "a", "bytes:\\xc3", "bytes:\\xa9", "x"],
         "token_logprobs": [null, -0.5, -0.5, -0.5, -0.5],
-        "top_logprobs": [null, {"a": -0.5}, {"\u{FFFD}": -0.5}, {"\u{FFFD}": -0.5}, {"x": -0.5}],
+        "top_logprobs": [null, {"a": -0.5}, {"bytes:\\xc3": -0.5}, {"bytes:\\xa9": -0.5}, {"x": -0.5}],
         "text_offset": [0, 0, 1, 1, 2],
     });
     assert_eq!(answer["choices"][0]["logprobs"], expected);

@@ -1,0 +1,15 @@
+//! The longest sequence of a model whose configuration does not say it.
+
+/// `max_position_embeddings` of the configuration class of `model_type` in transformers 5.
+pub(super) fn default_positions(model_type: &str) -> Option<u32> {
+    Some(match model_type {
+        "deepseek_v2" | "granite" | "granitemoe" | "llama" | "olmo2" => 2048,
+        "deepseek_v3" | "olmoe" | "phi3" | "starcoder2" => 4096,
+        "cohere" | "cohere2" | "gemma2" => 8192,
+        "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" | "smollm3" => 32_768,
+        "gemma3_text" | "glm" | "glm4" | "glm4_moe" | "gpt_oss" | "llama4_text" | "mistral" | "mixtral" => {
+            131_072
+        }
+        _ => return None,
+    })
+}
