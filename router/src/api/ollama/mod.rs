@@ -151,11 +151,14 @@ async fn generate(
     answer(app, tenant, fields, id, Kind::Generate, prompt).await
 }
 
+/// A last message of the assistant is the beginning of the answer, unless it calls.
 fn conversation(messages: Vec<Value>) -> Prompt {
+    let is_begun = |last: &Value| last["role"] == "assistant" && last["tool_calls"].is_null();
+    let continues = messages.last().is_some_and(is_begun);
     Prompt::Chat {
         messages,
-        add_generation_prompt: true,
-        continue_final_message: false,
+        add_generation_prompt: !continues,
+        continue_final_message: continues,
         template_kwargs: serde_json::Map::new(),
     }
 }
