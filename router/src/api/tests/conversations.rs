@@ -192,7 +192,7 @@ async fn responses_give_the_log_probabilities_that_were_asked_for() {
             logprobs.iter().rev().take(count).map(|at| at["token"].as_str().unwrap()).collect();
         assert_eq!(said, ["s", "e", "Y"][..count], "{extra}");
         assert_eq!(logprobs.is_empty(), count == 0);
-        assert!(logprobs.iter().all(|at| (at["top_logprobs"].as_array().unwrap().len() > 0) == (top > 0)));
+        assert!(logprobs.iter().all(|at| at["top_logprobs"].as_array().unwrap().is_empty() == (top == 0)));
         let mut streamed = body(extra);
         streamed["stream"] = true.into();
         let events = named(&ask(&app(text, 1).0, RESPONSES, &streamed).await);
