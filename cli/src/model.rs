@@ -88,6 +88,21 @@ pub fn is_model(word: &str) -> bool {
     path.is_dir() || is_gguf(path) || ModelName::is_name(word) || is_path(word)
 }
 
+/// Whether `word`, which names no model, was probably meant to: it is written as a path, a file of weights, a
+/// name with a tag, or with digits or hyphens as `llama3` and `phi-4-mini` are. `Hello` is a prompt.
+pub fn resembles_model(word: &str) -> bool {
+    if word.is_empty() || word.contains(char::is_whitespace) {
+        return false;
+    }
+    let is_plain = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-:/\\~".contains(&byte));
+    let has_letter = word.bytes().any(|byte| byte.is_ascii_alphabetic());
+    let joins = |(before, after): (&str, &str)| !before.is_empty() && !after.is_empty();
+    let is_joined = [':', '-', '_', '/', '\\'].iter().any(|sign| word.split_once(*sign).is_some_and(joins));
+    let is_file = [".gguf", ".safetensors"].iter().any(|end| word.to_ascii_lowercase().ends_with(end));
+    let has_digit = word.bytes().any(|byte| byte.is_ascii_digit());
+    is_path(word) || is_file || (is_plain && has_letter && (is_joined || has_digit))
+}
+
 /// Whether `word` is written as a path. With white space it is a sentence.
 fn is_path(word: &str) -> bool {
     let begins_as_path = ["./", "../", "/", "~/"].iter().any(|start| word.starts_with(start));

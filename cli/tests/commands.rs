@@ -35,6 +35,7 @@ fn mistakes_end_with_their_own_code_and_a_next_step() {
     check(&["serve", "--shutdown-timeout", "30"], &[], 2, "did you mean 30s or 30ms?");
     check(&["serve", "/nowhere"], &[], 3, "`/nowhere` does not exist");
     check(&["run", "./nope", "Hello"], &[], 3, "`./nope` does not exist");
+    check(&["run", "llama3"], &[], 3, "`llama3` is neither a model directory nor a GGUF file");
     check(&["serve", "--shutdown-timeout", "-1"], &[], 2, "`-1` must not be negative");
     check(&["router"], &[], 2, "name at least one worker");
     check(&["worker", "--discovery", "dns://workers:9000"], &[], 2, "dns:// is for routers");

@@ -39,8 +39,10 @@ pub struct ChatTemplate {
 pub struct Forms {
     /// Content as a list of parts; otherwise their texts are joined into one string.
     pub parts: bool,
-    /// Arguments of a call as text; otherwise as an object.
+    /// Arguments of a call as text, because the template fails on an object.
     pub text_arguments: bool,
+    /// The template knows the role `developer`.
+    pub developer: bool,
 }
 
 impl ChatTemplate {
@@ -59,7 +61,8 @@ impl ChatTemplate {
         on_deep_stack(|| env.add_template_owned(NAME, jinja::rewrite(source)))
             .map_err(|error| TextError::Template(format!("cannot start a thread to compile it: {error}")))?
             .map_err(failed)?;
-        let forms = Forms { parts: loops_over_content(source), text_arguments: false };
+        let developer = ["'developer'", "\"developer\""].iter().any(|role| source.contains(role));
+        let forms = Forms { parts: loops_over_content(source), text_arguments: false, developer };
         let mut template = Self { env, own, source: source.to_owned(), forms, tool_use: None };
         template.forms.text_arguments = template.wants_text_arguments();
         Ok(template)
@@ -94,21 +97,20 @@ impl ChatTemplate {
         self.source.contains(name)
     }
 
-    /// Renders a test call with its arguments as an object. If the template fails, or writes them neither as
-    /// JSON nor between tags, it expects text.
+    /// Whether the template fails on a call whose arguments are an object and takes their text: it appends
+    /// them with `+`. Templates get an object wherever they take one, as in transformers and vLLM.
     fn wants_text_arguments(&self) -> bool {
         if !self.reads("tool_calls") {
             return false;
         }
-        let written = |arguments: serde_json::Value| {
+        let renders = |arguments: serde_json::Value| {
             let call = serde_json::json!({"id": "call00000", "type": "function",
                 "function": {"name": "probe", "arguments": arguments}});
             let messages = serde_json::json!([{"role": "user", "content": "x"},
                 {"role": "assistant", "content": "", "tool_calls": [call]}]);
-            let text = self.render(&messages, false, &Map::new()).unwrap_or_default();
-            text.contains("\"probed_key\"") || text.contains(">probed_key<") || text.contains("=probed_key>")
+            self.render(&messages, false, &Map::new()).is_ok()
         };
-        !written(serde_json::json!({"probed_key": 1})) && written("{\"probed_key\": 1}".into())
+        !renders(serde_json::json!({"key": 1})) && renders("{\"key\": 1}".into())
     }
 
     /// Frees the compiled program, because other processes render. A hostile template may have large
@@ -358,6 +360,33 @@ mod tests {
         .unwrap();
         let text = template.render(&json!([{}]), false, arguments.as_object().unwrap()).unwrap();
         assert_eq!(text, "<s>1Falsegood");
+    }
+
+    #[test]
+    fn arguments_are_text_only_where_an_object_fails() {
+        let calls = |body: &str| {
+            format!(
+                "{{% for m in messages %}}{{% for c in m.tool_calls or [] %}}{body}{{% endfor %}}{{% endfor %}}"
+            )
+        };
+        for (body, expected) in [
+            // Neither JSON nor tags: Gemma 4's calls.
+            (
+                "{% set f = c['function'] %}{% for k, v in f.arguments | items %}{{ k }}:{{ v }}{% endfor %}",
+                false,
+            ),
+            ("{{ c.function.arguments | tojson }}", false),
+            (
+                "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}{{ c.function.arguments | tojson }}{% endif %}",
+                false,
+            ),
+            ("{{ c.function.arguments }}", false),
+            // DeepSeek's.
+            ("{{ '```json\n' + c['function']['arguments'] + '```' }}", true),
+            ("{{ raise_exception('no calls') }}", false),
+        ] {
+            assert_eq!(compile(&calls(body)).forms().text_arguments, expected, "{body}");
+        }
     }
 
     #[test]

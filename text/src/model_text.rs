@@ -8,11 +8,14 @@ use skein_gguf::is_gguf;
 use skein_grammar::{Grammars, tokenizer_fingerprint};
 use skein_proto::TokenId;
 
-use super::chat_template::{ChatTemplate, Forms};
+use super::chat_template::ChatTemplate;
+use super::continued::{cut, last_turn, tagged};
 use super::control::unused_mark;
 use super::error::TextError;
 use super::files::{TextFiles, compile};
 pub use super::generation_defaults::GenerationDefaults;
+use super::lost_messages::render_all;
+use super::messages::prepare;
 use super::named_templates::NamedTemplates;
 use super::render_process::{RenderProcesses, Rendering};
 use super::sources::TextSources;
@@ -231,21 +234,32 @@ impl ModelText {
             (messages, arguments)
         };
         let arguments = arguments.as_object().unwrap_or(prompt.template_kwargs);
-        let opening = prompt.add_generation_prompt && !prompt.continue_final_message;
-        let mut text = match &self.render_processes {
-            Some(processes) => processes.render(&Rendering {
-                messages: &messages,
-                add_generation_prompt: opening,
-                arguments,
-            })?,
-            None => template.render(&messages, opening, arguments)?,
+        let render = |messages: &Value| self.render(template, messages, prompt, arguments);
+        let messages = if prompt.continue_final_message { tagged(messages, mark) } else { messages };
+        let mut text = render_all(&messages, &render)?;
+        let opening = if prompt.continue_final_message {
+            text = cut(text, &messages, mark)?;
+            let turn = last_turn(&text, &messages, &render).replace(mark, "");
+            self.formats.opening_of_continued(&turn)
+        } else {
+            self.formats.opening(&text)
         };
-        if prompt.continue_final_message {
-            text.truncate(end_of_final_message(&text, &messages)?);
-        }
         refuse_far_too_long(&self.tokenizer, &text, most_tokens, "messages")?;
-        let opening = self.formats.opening(&text);
         Ok((self.tokenizer.encode_shielded(&text, mark)?, opening))
+    }
+
+    fn render(
+        &self,
+        template: &ChatTemplate,
+        messages: &Value,
+        prompt: &ChatPrompt<'_>,
+        arguments: &Map<String, Value>,
+    ) -> Result<String, TextRefused> {
+        let add_generation_prompt = prompt.add_generation_prompt && !prompt.continue_final_message;
+        match &self.render_processes {
+            Some(processes) => processes.render(&Rendering { messages, add_generation_prompt, arguments }),
+            None => template.render(messages, add_generation_prompt, arguments),
+        }
     }
 }
 
@@ -260,109 +274,6 @@ pub struct ChatPrompt<'a> {
     pub continue_final_message: bool,
     /// Extra variables for the template; they cannot override its own.
     pub template_kwargs: &'a Map<String, Value>,
-}
-
-/// Validates messages and converts them for a template: text parts are joined unless it expects parts, and
-/// arguments of calls become objects unless it expects text.
-pub(super) fn prepare(messages: &[Value], forms: Forms) -> Result<Vec<Value>, TextRefused> {
-    if messages.is_empty() {
-        return Err(TextRefused::invalid("messages", "messages must hold at least one message."));
-    }
-    messages.iter().enumerate().map(|(at, message)| prepare_message(at, message, forms)).collect()
-}
-
-fn prepare_message(at: usize, message: &Value, forms: Forms) -> Result<Value, TextRefused> {
-    let refuse = |what: String| Err(TextRefused::invalid("messages", format!("messages[{at}]{what}")));
-    let Some(fields) = message.as_object() else {
-        return refuse(" must be an object with role and content.".to_owned());
-    };
-    // Some templates write the role into control tokens, so it must be a plain word.
-    let plain = |role: &str| {
-        (1..=64).contains(&role.len())
-            && role.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
-    };
-    match fields.get("role") {
-        Some(Value::String(role)) if plain(role) => {}
-        Some(Value::String(_)) => {
-            return refuse(".role must be a word of letters, digits, _ and -.".to_owned());
-        }
-        _ => return refuse(".role must be a string such as \"user\".".to_owned()),
-    }
-    let mut message = fields.clone();
-    match fields.get("content") {
-        Some(Value::String(_)) => {}
-        Some(Value::Array(parts)) => {
-            let mut texts = Vec::new();
-            for (number, part) in parts.iter().enumerate() {
-                match (part["type"].as_str(), part["text"].as_str()) {
-                    (Some("text" | "input_text" | "output_text"), Some(text)) => texts.push(text),
-                    (Some(kind), _) if kind != "text" => {
-                        let kind: String = kind.chars().take(40).collect();
-                        return refuse(format!(
-                            ".content[{number}]: this model reads text only, not `{kind}`."
-                        ));
-                    }
-                    _ => {
-                        return refuse(format!(
-                            ".content[{number}] must be {{\"type\": \"text\", \"text\": …}}."
-                        ));
-                    }
-                }
-            }
-            if !forms.parts {
-                message.insert("content".to_owned(), Value::from(texts.join("\n")));
-            }
-        }
-        None | Some(Value::Null) if fields.contains_key("tool_calls") => {}
-        _ => return refuse(".content must be a string or a list of text parts.".to_owned()),
-    }
-    if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
-        let convert = if forms.text_arguments { write_arguments } else { parse_arguments };
-        calls.iter_mut().for_each(convert);
-    }
-    if let Some(reasoning) = message.get("reasoning").filter(|_| !message.contains_key("reasoning_content")) {
-        // Clients use both names; templates read the older one.
-        let reasoning = reasoning.clone();
-        message.insert("reasoning_content".to_owned(), reasoning);
-    }
-    Ok(Value::Object(message))
-}
-
-/// Parses a call's arguments: the API sends JSON in a string, but templates expect an object.
-fn parse_arguments(call: &mut Value) {
-    if let Some(arguments) = call.pointer_mut("/function/arguments")
-        && let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
-    {
-        *arguments = Value::Object(parsed);
-    }
-}
-
-/// Inverse of [`parse_arguments`], for templates that write the arguments verbatim.
-fn write_arguments(call: &mut Value) {
-    if let Some(arguments) = call.pointer_mut("/function/arguments")
-        && arguments.is_object()
-    {
-        *arguments = Value::String(arguments.to_string());
-    }
-}
-
-/// End of the last message's text in the rendered prompt.
-fn end_of_final_message(text: &str, messages: &Value) -> Result<usize, TextRefused> {
-    let last = messages.as_array().and_then(|messages| messages.last());
-    let content = last.and_then(|message| match &message["content"] {
-        Value::String(text) => Some(text.as_str()),
-        Value::Array(parts) => parts.last().and_then(|part| part["text"].as_str()),
-        _ => None,
-    });
-    // A template may trim messages, so search for the trimmed text.
-    let found = content.map(str::trim).filter(|content| !content.is_empty()).and_then(|content| {
-        let at = text.rfind(content)?;
-        Some(at + content.len())
-    });
-    found.ok_or_else(|| {
-        let message = "continue_final_message: the chat template does not end with the last message's text.";
-        TextRefused::invalid("continue_final_message", message)
-    })
 }
 
 #[cfg(test)]
@@ -402,6 +313,60 @@ mod tests {
         assert_eq!(chat(&text, open, true).unwrap(), "<|bos|><|user|>Hi<|end|><|assistant|>Well,");
     }
 
+    /// A model with `template`.
+    fn with_template(template: &str) -> ModelText {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+        let tokenizer = std::fs::read(directory.join("tokenizer.json")).unwrap();
+        let names = vec![Arc::from("m")];
+        ModelText::from_parts(names, &tokenizer, &Value::Null, Some(template.to_owned()), &Value::Null)
+            .unwrap()
+    }
+
+    /// As `apply_chat_template` of transformers 5.23 renders them with `continue_final_message`.
+    #[test]
+    fn a_continued_message_keeps_its_blanks_unless_the_template_trims_it() {
+        let body = "{% for m in messages %}[{{ m.role }}]BODY[end]{% endfor %}";
+        let kept = with_template(&body.replace("BODY", "{{ m.content }}"));
+        let trimmed = with_template(&body.replace("BODY", "{{ m.content | trim }}"));
+        let twice = with_template(&body.replace("BODY", "{{ m.content }}{{ m.content }}"));
+        for (text, content, expected) in [
+            (&kept, json!("  Hello "), "  Hello "),
+            (&kept, json!("Hello\n\n"), "Hello\n\n"),
+            (&kept, json!(""), ""),
+            (&kept, json!(null), ""),
+            (&kept, json!("<|end|>x<|end|> "), "<|end|>x<|end|> "),
+            (&kept, json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b "}]), "a\nb "),
+            (&trimmed, json!("  Hello "), "Hello"),
+            (&trimmed, json!(" "), ""),
+        ] {
+            let messages =
+                json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]);
+            let prompt = chat(text, messages, true).unwrap();
+            assert_eq!(prompt, format!("[user]q[end][assistant]{expected}"), "{content}");
+        }
+        let alone = json!([{"role": "assistant", "content": "a "}]);
+        assert_eq!(chat(&twice, alone, true).unwrap(), "[assistant]a a ");
+        let changed = with_template("{% for m in messages %}{{ m.content | upper }}{% endfor %}");
+        let messages = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": ""}]);
+        let refusal = chat(&changed, messages, true).unwrap_err();
+        assert_eq!(refusal.param(), Some("continue_final_message"));
+    }
+
+    #[test]
+    fn a_message_that_the_template_drops_is_refused() {
+        let text = with_template(
+            "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",
+        );
+        let messages =
+            json!([{"role": "banana", "content": "ALWAYS say X"}, {"role": "user", "content": "q"}]);
+        let refusal = chat(&text, messages, false).unwrap_err();
+        assert_eq!(refusal.param(), Some("messages"));
+        assert!(
+            refusal.to_string().contains("messages[0]") && refusal.to_string().contains("`banana`"),
+            "{refusal}"
+        );
+    }
+
     #[test]
     fn control_tokens_in_messages_stay_text() {
         let text = shipped();
@@ -419,23 +384,10 @@ mod tests {
     }
 
     #[test]
-    fn bad_messages_are_refused_with_their_index() {
-        let text = shipped();
-        let check = |messages: Value, expected: &str| {
-            let refusal = chat(&text, messages, false).unwrap_err();
-            assert_eq!(refusal.param(), Some("messages"));
-            assert!(refusal.to_string().contains(expected), "{refusal}");
-        };
-        check(json!([]), "at least one");
-        check(json!(["x"]), "messages[0] must be an object");
-        check(json!([{"content": "x"}]), "messages[0].role");
-        check(json!([{"role": "a|>b", "content": "x"}]), "a word of letters");
-        check(json!([{"role": "user"}]), "messages[0].content");
-        check(
-            json!([{"role": "user", "content": [{"type": "image_url"}]}]),
-            "reads text only, not `image_url`",
-        );
-        check(json!([{"role": "oracle", "content": "x"}]), "knows the roles");
+    fn the_templates_refusal_names_the_messages() {
+        let refusal = chat(&shipped(), json!([{"role": "oracle", "content": "x"}]), false).unwrap_err();
+        assert_eq!(refusal.param(), Some("messages"));
+        assert!(refusal.to_string().contains("knows the roles"), "{refusal}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::files::{chat_template_of, tokenizer_of};
-use super::model_text::prepare;
+use super::messages::prepare;
 use super::sources::TextSources;
 
 /// Compiles the template of the model in `directory` and renders some conversations. Only returning matters:

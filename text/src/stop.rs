@@ -2,8 +2,8 @@
 //! string.
 //!
 //! Text that may be the start of a stop string is held back until that is certain. The stop string that ends
-//! first wins; among those that end together, the longest. The result therefore depends only on the text, not
-//! on how it was split.
+//! first wins; among those that end together, the first of the request, as in vLLM. The result therefore
+//! depends only on the text, not on how it was split.
 
 /// Stop-string state of one sample.
 #[derive(Debug, Clone)]
@@ -41,9 +41,10 @@ impl StopMatcher {
         let before = self.held.len();
         self.held.push_str(text);
         for (at, byte) in text.bytes().enumerate() {
-            let longest =
-                self.patterns.iter_mut().filter_map(|pattern| pattern.step(byte)).max_by_key(String::len);
-            if let (Some(stop), true) = (longest, armed) {
+            let ending = self.patterns.iter_mut().filter_map(|pattern| pattern.step(byte));
+            // Every pattern takes the byte.
+            let first = ending.fold(None, |first: Option<String>, stop| first.or(Some(stop)));
+            if let (Some(stop), true) = (first, armed) {
                 let end = before + at + 1;
                 self.held.truncate(if self.include_stop { end } else { end - stop.len() });
                 out.push_str(&std::mem::take(&mut self.held));
@@ -124,7 +125,10 @@ mod tests {
         check(&["END"], &["xE", "N", "E", "ND y"], "xEN", Some("END"));
         check(&["END"], &["xEN"], "xEN", None);
         check(&["aab"], &["aaa", "ab"], "aa", Some("aab"));
-        check(&["b", "aab"], &["aab"], "", Some("aab"));
+        check(&["b", "aab"], &["aab"], "aa", Some("b"));
+        check(&["aab", "b"], &["aab"], "", Some("aab"));
+        // As `check_stop_strings` of vLLM 0.33.
+        check(&["Y", "XY"], &["ab", "XY", "cd"], "abX", Some("Y"));
         check(&["abcd", "bc"], &["abcd"], "a", Some("bc"));
         check(&["é"], &["caf", "é!"], "caf", Some("é"));
         check(&[], &["any", "thing"], "anything", None);
@@ -151,11 +155,11 @@ mod tests {
         assert_eq!(out, "abx");
     }
 
-    /// The specification: the stop string with the earliest end, then the longest.
+    /// The specification: the stop string with the earliest end, then the first.
     fn naive(stop: &[String], text: &str) -> (String, Option<String>) {
         for end in 1..=text.len() {
-            let ending = stop.iter().filter(|stop| text.as_bytes()[..end].ends_with(stop.as_bytes()));
-            if let Some(found) = ending.max_by_key(|stop| stop.len()) {
+            let mut ending = stop.iter().filter(|stop| text.as_bytes()[..end].ends_with(stop.as_bytes()));
+            if let Some(found) = ending.next() {
                 return (text[..end - found.len()].to_owned(), Some(found.clone()));
             }
         }

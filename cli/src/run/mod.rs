@@ -33,7 +33,7 @@ use generate::Target;
 use options::AnswerOptions;
 use remote::Remote;
 
-use crate::exit::{Failure, OTHER, USAGE};
+use crate::exit::{Failure, MODEL, OTHER, USAGE};
 use crate::front::{self, Served};
 use crate::model::{self, ModelArgument};
 use crate::progress::LoadProgress;
@@ -70,7 +70,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let words: Vec<String> = matches.get_many(WORDS).into_iter().flatten().cloned().collect();
     let url = matches.get_one::<String>(URL);
     let mut argument = ModelArgument::given(&mut settings);
-    let prompt = if url.is_some() { words } else { split_words(&mut argument, words) };
+    let prompt = if url.is_some() { words } else { split_words(&mut argument, words)? };
     argument.check(&mut settings);
     let prompt = (!prompt.is_empty()).then(|| prompt.join(" "));
     settings::check(&settings)?;
@@ -108,6 +108,9 @@ async fn converse(target: &Target, options: AnswerOptions, prompt: Option<String
     match prompt {
         None => chat::talk(target, options).await,
         Some(prompt) => {
+            if std::io::stdout().is_terminal() {
+                eprintln!("{} answers:", target.model());
+            }
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
             let draft = generate::draft(&options, &[], &prompt);
             generate::answer(target, draft, &shutdown).await.map(drop).map_err(|error| unanswered(&error))
@@ -122,11 +125,32 @@ fn unanswered(error: &Unanswered) -> Failure {
 }
 
 /// Takes the model from the positional arguments if the first can be one; returns the rest.
-fn split_words(argument: &mut ModelArgument, mut words: Vec<String>) -> Vec<String> {
-    if argument.given.is_none() && words.first().is_some_and(|word| model::is_model(word)) {
+///
+/// # Errors
+/// If the first word was probably meant as a model that is not there. As a prompt, it would be answered by
+/// another model without a word about that.
+fn split_words(argument: &mut ModelArgument, mut words: Vec<String>) -> Result<Vec<String>, Failure> {
+    let Some(first) = words.first().filter(|_| argument.given.is_none()) else { return Ok(words) };
+    if model::is_model(first) {
         argument.given = Some(words.remove(0));
+        return Ok(words);
     }
-    words
+    // A sentence in quotes behind a word: the word is no part of it.
+    let is_before_sentence = || {
+        let one = !first.contains(char::is_whitespace);
+        one && words.get(1).is_some_and(|second| second.contains(char::is_whitespace))
+    };
+    if model::resembles_model(first) || is_before_sentence() {
+        return Err(Failure::new(
+            MODEL,
+            format!(
+                "`{first}` is neither a model directory nor a GGUF file, and names of the hub are written \
+                 organisation/model, for example Qwen/Qwen3-0.6B. If it is a prompt, write it to standard input: \
+                 echo '{first}' | skein run"
+            ),
+        ));
+    }
+    Ok(words)
 }
 
 fn piped_prompt() -> Result<String, Failure> {
@@ -157,4 +181,44 @@ async fn until_loaded(mut reports: mpsc::Receiver<Report>, cluster: &Cluster) ->
     }
     progress.finish();
     cluster.wait_ready(SEEN_WITHIN).await.map_err(Failure::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_that_was_meant_as_a_model_is_no_prompt() {
+        let split = |line: &[&str]| {
+            let mut argument = ModelArgument::default();
+            let words = line.iter().map(|word| (*word).to_owned()).collect();
+            split_words(&mut argument, words).map(|prompt| (argument.given, prompt.join("|")))
+        };
+        for line in [
+            &["llama3"][..],
+            &["qwen3:0.6b"],
+            &["skein-7n"],
+            &["models/skein-7n/", "hi"],
+            &["weights.gguf", "hi"],
+            &["phi_4", "hi"],
+            &["mistral", "Why is the sky blue?"],
+        ] {
+            let message = split(line).expect_err(line[0]).message;
+            assert!(message.starts_with(&format!("`{}` is neither a model directory", line[0])), "{message}");
+        }
+        for line in [
+            &["Hello"][..],
+            &["Hello", "there"],
+            &["What is 2+2?"],
+            &["2+2"],
+            &["x=1"],
+            &["Well-", "x"],
+            &["note:"],
+        ] {
+            let (given, prompt) = split(line).expect(line[0]);
+            assert_eq!((given, prompt), (None, line.join("|")));
+        }
+        let (given, prompt) = split(&["Qwen/Qwen3-0.6B", "Why is it?"]).expect("a name of the hub");
+        assert_eq!((given.as_deref(), prompt.as_str()), (Some("Qwen/Qwen3-0.6B"), "Why is it?"));
+    }
 }

@@ -12,6 +12,7 @@ pub(crate) mod fields;
 pub mod grpc;
 pub mod http;
 pub mod kserve;
+mod models;
 mod ollama;
 pub mod openai;
 mod skein;
@@ -42,6 +43,7 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
     let cors = cors::layer(&app.config.allowed_origins);
     let guarded = Router::new()
         .merge(face::guarded(openai::routes(), &keys, OpenAiError::refuse))
+        .merge(face::guarded(models::routes(), &keys, models::refuse))
         .merge(face::guarded(skein::routes(&app), &keys, OpenAiError::refuse))
         .merge(face::guarded(anthropic::routes(), &keys, AnthropicError::refuse))
         .merge(face::guarded(ollama::routes(), &keys, OllamaError::refuse))
@@ -65,7 +67,10 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
 
 /// Refuses the paths that no API has, also behind the keys. Those below `/api/` are Ollama's.
 fn unknown(keys: &ApiKeys) -> Router {
-    let refuse = grpc::status::refuse;
+    let refuse = |request: &Request<Body>, refusal| {
+        let is_anthropic = models::is_anthropic(request);
+        if is_anthropic { models::refuse(request, refusal) } else { grpc::status::refuse(request, refusal) }
+    };
     let unknown =
         Router::new().fallback(async move |request: Request<Body>| face::not_found(&request, refuse));
     face::guarded(unknown, keys, refuse).merge(face::guarded(ollama::unknown(), keys, OllamaError::refuse))

@@ -11,6 +11,7 @@ use skein_node::trace::{self, Part};
 use skein_proto::TokenId;
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::sampling::SamplingParams;
 use skein_text::detokenizer::Detokenizer;
 use skein_text::formats::Plan;
 use skein_text::model_text::ModelText;
@@ -47,7 +48,7 @@ pub struct Split {
 pub struct TextStream {
     source: Box<dyn TokenSource>,
     samples: Vec<Sample>,
-    min_tokens: u32,
+    sampling: Arc<SamplingParams>,
     prompt_tokens: u32,
     cached_tokens: u32,
     prompt_logprobs: Vec<TokenLogprobs>,
@@ -88,8 +89,10 @@ pub enum TextFinish {
 pub enum StopCause {
     /// This stop string.
     Text(String),
-    /// A stop or end-of-sequence token; `None` if the worker did not name it.
-    Token(Option<TokenId>),
+    /// One of the request's `stop_token_ids`.
+    Token(TokenId),
+    /// The model's end-of-sequence token; `None` if the worker did not name it.
+    End(Option<TokenId>),
 }
 
 impl TextFinish {
@@ -116,6 +119,8 @@ pub struct Usage {
 struct Sample {
     detokenizer: Detokenizer,
     stop: StopMatcher,
+    /// Whether the text includes what stopped it.
+    include_stop: bool,
     output_tokens: u32,
     ended: bool,
 }
@@ -135,13 +140,14 @@ impl TextStream {
             detokenizer: Detokenizer::new(text.tokenizer.bytes().clone(), options.skip_special_tokens)
                 .keeping(kept.clone()),
             stop: StopMatcher::new(&options.stop, options.include_stop_str_in_output),
+            include_stop: options.include_stop_str_in_output,
             output_tokens: 0,
             ended: false,
         };
         Self {
             source,
             samples: (0..request.n).map(|_| sample()).collect(),
-            min_tokens: request.sampling.min_tokens,
+            sampling: request.sampling.clone(),
             prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
             cached_tokens: 0,
             prompt_logprobs: Vec::new(),
@@ -222,7 +228,7 @@ impl TextStream {
         }
         let sample_index = delta.sample_index;
         let detokenizing = self.detokenizing.begin();
-        let out = sample.take(delta, self.min_tokens);
+        let out = sample.take(delta, &self.sampling);
         self.detokenizing.done(detokenizing);
         if matches!(out.finish, Some(TextFinish::Stop(StopCause::Text(_)))) {
             self.source.abort_sample(sample_index);
@@ -266,7 +272,7 @@ impl Drop for Detokenizing {
 }
 
 impl Sample {
-    fn take(&mut self, delta: TokenDelta, min_tokens: u32) -> TextDelta {
+    fn take(&mut self, delta: TokenDelta, sampling: &SamplingParams) -> TextDelta {
         let mut out = TextDelta {
             sample_index: delta.sample_index,
             from_position: delta.from_position,
@@ -279,7 +285,9 @@ impl Sample {
             out.logprobs.extend(logprobs.next());
             let mut piece = String::new();
             self.detokenizer.push(token, &mut piece);
-            if let Some(stop) = self.stop.push(&piece, self.output_tokens > min_tokens, &mut out.text) {
+            if let Some(stop) =
+                self.stop.push(&piece, self.output_tokens > sampling.min_tokens, &mut out.text)
+            {
                 out.finish = Some(TextFinish::Stop(StopCause::Text(stop)));
                 self.ended = true;
                 return out;
@@ -287,23 +295,31 @@ impl Sample {
         }
         if let Some(finish) = delta.finish {
             self.ended = true;
-            out.finish = Some(self.flush(finish, min_tokens, &mut out.text));
+            out.finish = Some(self.flush(finish, sampling, &mut out.text));
         }
         out
     }
 
     /// Appends the remaining text after the worker has ended the sample.
-    fn flush(&mut self, finish: FinishReason, min_tokens: u32, text: &mut String) -> TextFinish {
+    fn flush(&mut self, finish: FinishReason, sampling: &SamplingParams, text: &mut String) -> TextFinish {
         let mut piece = String::new();
+        if let FinishReason::Stop(Some(token)) = finish
+            && self.include_stop
+        {
+            self.detokenizer.push(token, &mut piece);
+        }
         self.detokenizer.finish(&mut piece);
-        if let Some(stop) = self.stop.push(&piece, self.output_tokens > min_tokens, text) {
+        if let Some(stop) = self.stop.push(&piece, self.output_tokens > sampling.min_tokens, text) {
             return TextFinish::Stop(StopCause::Text(stop));
         }
         self.stop.finish(text);
         match finish {
-            FinishReason::Stop(token) => TextFinish::Stop(StopCause::Token(token)),
+            FinishReason::Stop(Some(token)) if sampling.stop_token_ids.contains(&token) => {
+                TextFinish::Stop(StopCause::Token(token))
+            }
+            FinishReason::Stop(token) => TextFinish::Stop(StopCause::End(token)),
             FinishReason::Length => TextFinish::Length,
-            FinishReason::Abort => TextFinish::Stop(StopCause::Token(None)),
+            FinishReason::Abort => TextFinish::Stop(StopCause::End(None)),
         }
     }
 }
@@ -376,9 +392,39 @@ mod tests {
         }
         assert_eq!(texts, ["ab ", "xyz"]);
         assert_eq!(ends[0], Some(TextFinish::Stop(StopCause::Text("END".to_owned()))));
-        assert_eq!(ends[1], Some(TextFinish::Stop(StopCause::Token(Some(1)))));
+        assert_eq!(ends[1], Some(TextFinish::Stop(StopCause::End(Some(1)))));
         assert_eq!(*script.aborted.lock().unwrap(), [0]);
         assert_eq!(stream.usage(), Usage { prompt_tokens: 3, completion_tokens: 6 + 3, cached_tokens: 1 });
+    }
+
+    /// As vLLM 0.33 has it: a stop token is text where stop strings are, the end of the sequence is no
+    /// reason.
+    #[tokio::test]
+    async fn a_stop_token_is_shown_where_stop_strings_are() {
+        let stop = tokens("!")[0];
+        for (last, include, skip, text, cause) in [
+            (stop, true, true, "a!", StopCause::Token(stop)),
+            (stop, false, true, "a", StopCause::Token(stop)),
+            (1, true, true, "a", StopCause::End(Some(1))),
+            (1, true, false, "a<|end|>", StopCause::End(Some(1))),
+            (1, false, false, "a", StopCause::End(Some(1))),
+        ] {
+            let sampling = SamplingOptions {
+                stop_token_ids: vec![i64::from(stop)],
+                include_stop_str_in_output: include,
+                skip_special_tokens: Some(skip),
+                ..SamplingOptions::default()
+            };
+            let script = Script::of([delta(0, "a"), finish(0, FinishReason::Stop(Some(last)))]);
+            let mut stream = start(&script, sampling).await;
+            let (mut all, mut end) = (String::new(), None);
+            while let Some(delta) = stream.next().await {
+                let delta = delta.unwrap();
+                all.push_str(&delta.text);
+                end = delta.finish;
+            }
+            assert_eq!((all.as_str(), end), (text, Some(TextFinish::Stop(cause))));
+        }
     }
 
     #[tokio::test]

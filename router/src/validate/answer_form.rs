@@ -138,8 +138,8 @@ fn thought_tokens(max_tokens: u32) -> u32 {
 }
 
 /// How the answer's text is split; `None` if all of it is content.
-pub fn split(tools: &ToolUse, opening: Opening, text: &ModelText) -> Option<Split> {
-    let formats = text.formats;
+pub fn split(draft: &Draft, opening: Opening, text: &ModelText) -> Option<Split> {
+    let (formats, tools) = (text.formats, &draft.tools);
     let calls = formats.calls.filter(|_| tools.is_on());
     if calls.is_none() && formats.reasoning.is_none() && !formats.harmony {
         return None;
@@ -149,6 +149,7 @@ pub fn split(tools: &ToolUse, opening: Opening, text: &ModelText) -> Option<Spli
         reasoning: formats.reasoning,
         opening,
         harmony: formats.harmony,
+        held: holds_calls(tools) || draft.constraint.is_some(),
         functions: tools.functions.clone(),
     };
     Some(Split { plan: Arc::new(plan), kept: text.kept.clone() })

@@ -69,7 +69,7 @@ pub fn validate(
 
     let tokens = prompt_tokens(&draft, text, model);
     let (prompt, opening) = tokens.map_err(|refusal| refusal.beyond(model.max_model_len))?;
-    let split = opening.and_then(|opening| answer_form::split(&draft.tools, opening, text));
+    let split = opening.and_then(|opening| answer_form::split(&draft, opening, text));
     let room = room(&draft, prompt.len(), model)?;
     sampling.max_tokens = match draft.sampling.max_tokens {
         Some(_) => sampling.max_tokens.min(room),

@@ -19,6 +19,8 @@ pub struct Formats {
 pub enum Opening {
     /// The prompt ends inside an open reasoning block.
     InReasoning,
+    /// A continued message ends inside its reasoning; white space that follows is part of it.
+    MidReasoning,
     /// The answer starts from scratch and may begin with reasoning.
     Fresh,
     /// The prompt has already closed the reasoning block.
@@ -117,6 +119,20 @@ impl Formats {
             Opening::InReasoning
         } else {
             Opening::Fresh
+        }
+    }
+
+    /// State in which a prompt leaves the model that ends with `turn`, a message of the assistant to
+    /// continue.
+    pub fn opening_of_continued(&self, turn: &str) -> Opening {
+        let Some(reasoning) = self.reasoning else { return Opening::Fresh };
+        let (open, close) = (turn.rfind(reasoning.open), turn.rfind(reasoning.close));
+        match open.max(close) {
+            Some(_) if close > open => Opening::Closed,
+            Some(at) if turn[at + reasoning.open.len()..].trim().is_empty() => Opening::InReasoning,
+            Some(_) => Opening::MidReasoning,
+            None if reasoning.implicit => Opening::MidReasoning,
+            None => Opening::Fresh,
         }
     }
 

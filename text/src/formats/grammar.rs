@@ -99,7 +99,7 @@ impl Answer<'_> {
             None => lark.until("ANY", reasoning.close),
         };
         match self.opening {
-            Opening::InReasoning => format!("{thought} gap? "),
+            Opening::InReasoning | Opening::MidReasoning => format!("{thought} gap? "),
             _ => format!("(gap? {} {thought} gap?)? ", lark.spelt(reasoning.open)),
         }
     }

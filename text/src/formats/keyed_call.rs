@@ -24,6 +24,10 @@ pub struct KeyedCall {
     members: usize,
     /// Closing tag of a value, with the line break before it.
     padded_close: String,
+    /// Opening tag of the next argument on a line of its own, which ends a value without closing tag.
+    next_key: Option<String>,
+    /// Fail unless the name is a known function's: without a marker, only the name makes the text a call.
+    only_known: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,8 +46,9 @@ enum At {
 }
 
 impl KeyedCall {
-    /// Parser at the start of a call.
-    pub fn new(tags: &'static Keyed) -> Self {
+    /// Parser at the start of a call. With `held`, a grammar sees to the tags.
+    pub fn new(tags: &'static Keyed, held: bool) -> Self {
+        let may_lack_close = !held && !tags.value_pad.is_empty();
         Self {
             tags,
             at: if tags.name_open.is_empty() { At::Name } else { At::Open },
@@ -54,7 +59,14 @@ impl KeyedCall {
             value: String::new(),
             members: 0,
             padded_close: format!("{}{}", tags.value_pad, tags.value_close.trim()),
+            next_key: may_lack_close.then(|| format!("{}{}", tags.value_pad, tags.key_open.trim())),
+            only_known: false,
         }
+    }
+
+    /// Parser behind the tag before the function's name, of a call without a marker.
+    pub fn at_name(tags: &'static Keyed) -> Self {
+        Self { at: At::Name, only_known: true, ..Self::new(tags, false) }
     }
 
     /// Consumes the next character.
@@ -104,7 +116,7 @@ impl KeyedCall {
         }
         let close = self.tags.name_close.trim();
         let is_end = if close.is_empty() { is_space(c) || c == '<' } else { close.starts_with(c) };
-        if !is_end {
+        if !is_end || (self.only_known && plan.function(&self.name).is_none()) {
             return Consumed::Fail;
         }
         out.call(&self.name);
@@ -167,16 +179,18 @@ impl KeyedCall {
     fn value(&mut self, c: char, out: &mut Out) -> Consumed {
         let close = self.tags.value_close.trim();
         let (kind, value) = (self.kind, &mut self.value);
-        let found = self.scan.step(c, &[&self.padded_close, close], |c| match kind {
+        let ends = [self.padded_close.as_str(), close, self.next_key.as_deref().unwrap_or(close)];
+        let found = self.scan.step(c, &ends, |c| match kind {
             ValueKind::Text => write_escaped(c, out),
             _ => value.push(c),
         });
-        if found.is_some() {
+        if let Some(end) = found {
             match self.kind {
                 ValueKind::Text => out.argument('"'),
                 kind => out.arguments(&kind.json(&self.value)),
             }
-            self.at = At::Between;
+            self.key.clear();
+            self.at = if end == 2 { At::Key } else { At::Between };
         }
         Consumed::More
     }

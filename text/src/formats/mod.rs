@@ -145,6 +145,8 @@ pub struct Plan {
     pub opening: Opening,
     /// The answer uses GPT-OSS's channels.
     pub harmony: bool,
+    /// A grammar holds the calls to their place, so text elsewhere that resembles one is none.
+    pub held: bool,
     /// Functions that the model may call.
     pub functions: std::sync::Arc<[tools::Function]>,
 }
@@ -153,6 +155,14 @@ impl Plan {
     /// Format of call ids in this answer.
     pub fn ids(&self) -> Ids {
         self.calls.map_or(Ids::Long, |format| format.ids)
+    }
+
+    /// Tags of a call, if models leave out the marker before it.
+    fn bare_tags(&self) -> Option<&'static Keyed> {
+        match self.calls.map(|format| &format.body) {
+            Some(Body::Keyed(tags)) if !tags.name_open.is_empty() && !self.held => Some(tags),
+            _ => None,
+        }
     }
 
     /// Looks up a function by name.

@@ -34,7 +34,7 @@ impl InBody {
             Body::Envelope { .. } => Self::Envelope(Envelope::new(only_known)),
             Body::List => Self::List(List::default()),
             Body::Named { before, after, .. } => Self::Named(NamedCall::new(before, after)),
-            Body::Keyed(keyed) => Self::Keyed(Box::new(KeyedCall::new(keyed))),
+            Body::Keyed(keyed) => Self::Keyed(Box::new(KeyedCall::new(keyed, plan.held))),
             Body::Pythonic => Self::Pythonic(Pythonic::default()),
             Body::Harmony => return None,
         })
@@ -79,6 +79,10 @@ pub struct Splitter {
     trim: bool,
     /// A call has just ended, so its end markers may follow.
     after_call: bool,
+    /// In reasoning, or in a call that began there.
+    thinking: bool,
+    /// A call ended the reasoning, so its closing marker may still come.
+    unclosed: bool,
 }
 
 /// Most markers searched for at once.
@@ -89,13 +93,12 @@ impl Splitter {
     pub fn new(plan: Arc<Plan>) -> Self {
         let state = match plan.opening {
             _ if plan.harmony => State::Harmony(Harmony::default()),
-            Opening::InReasoning => State::Reasoning,
+            Opening::InReasoning | Opening::MidReasoning => State::Reasoning,
             Opening::Fresh | Opening::Closed => State::Content,
         };
         Self {
             thought: plan.opening != Opening::Fresh,
             trim: plan.opening == Opening::InReasoning,
-            plan,
             state,
             scan: Scan::default(),
             out: Out::default(),
@@ -103,6 +106,9 @@ impl Splitter {
             raw: String::new(),
             fresh: true,
             after_call: false,
+            thinking: matches!(plan.opening, Opening::InReasoning | Opening::MidReasoning),
+            unclosed: false,
+            plan,
         }
     }
 
@@ -120,7 +126,8 @@ impl Splitter {
         // The answer may end within the end marker of its last call, most often at `max_tokens`.
         let ends_call = self.after_call && self.begins_end(&held);
         match &mut self.state {
-            State::Reasoning => self.out.reasoning(&held),
+            State::Reasoning if held.is_empty() => {}
+            State::Reasoning => self.thought(&held),
             State::Harmony(harmony) => harmony.finish(&mut self.out),
             State::Content if ends_call => {}
             State::Content => {
@@ -129,8 +136,12 @@ impl Splitter {
             }
             State::Call(_, before) if *before == self.out.calls() => {
                 let raw = std::mem::take(&mut self.raw);
-                self.pending.insert_str(0, &raw);
-                self.flush();
+                if self.thinking {
+                    self.thought(&raw);
+                } else {
+                    self.pending.insert_str(0, &raw);
+                    self.flush();
+                }
             }
             State::Call(..) => {}
         }
@@ -181,10 +192,16 @@ impl Splitter {
 
     fn call_failed(&mut self, announced: bool) {
         let raw = std::mem::take(&mut self.raw);
+        if !announced && self.thinking {
+            self.thought(&raw);
+            self.state = State::Reasoning;
+            return;
+        }
         if !announced {
             self.pending.push_str(&raw);
             self.flush();
         }
+        self.unclosed |= std::mem::take(&mut self.thinking);
         self.fresh = false;
         self.after_call = false;
         self.state = State::Content;
@@ -195,6 +212,7 @@ impl Splitter {
         self.pending.clear();
         self.fresh = false;
         self.thought = true;
+        self.unclosed |= std::mem::take(&mut self.thinking);
         self.trim = true;
         self.after_call = true;
         self.state = State::Content;
@@ -202,8 +220,13 @@ impl Splitter {
 
     fn reasoning(&mut self, c: char) {
         let close = self.plan.reasoning.map_or("", |reasoning| reasoning.close);
+        // A model may call without closing its reasoning. `close` again stands for no marker.
+        let format = self.plan.calls.filter(|format| !format.begin.is_empty() && !self.plan.held);
+        let or_close = |marker: &'static str| if marker.is_empty() { close } else { marker };
+        let begin = format.map_or(close, |format| or_close(format.begin.trim_matches(is_space)));
+        let section = format.map_or(close, |format| or_close(format.section_begin.trim_matches(is_space)));
         let Self { scan, out, pending, trim, .. } = self;
-        let found = scan.step(c, &[close], |c| {
+        let found = scan.step(c, &[close, begin, section], |c| {
             if is_space(c) {
                 pending.push(c);
                 return;
@@ -214,11 +237,29 @@ impl Splitter {
             pending.clear();
             out.reasoning(c.encode_utf8(&mut [0; 4]));
         });
-        if found.is_some() {
-            self.pending.clear();
-            self.trim = true;
-            self.state = State::Content;
+        match found {
+            None => {}
+            Some(0) => {
+                self.pending.clear();
+                self.trim = true;
+                self.thinking = false;
+                self.state = State::Content;
+            }
+            Some(1) => {
+                self.raw = std::mem::take(&mut self.pending) + begin;
+                self.begin_call();
+            }
+            Some(_) => self.pending.push_str(section),
         }
+    }
+
+    /// Emits `text` as reasoning, behind what is pending. White space at its end stays pending.
+    fn thought(&mut self, text: &str) {
+        let all = std::mem::take(&mut self.pending) + text;
+        let text = all.trim_end();
+        self.pending.push_str(&all[text.len()..]);
+        let text = if std::mem::take(&mut self.trim) { text.trim_start() } else { text };
+        self.out.reasoning(text);
     }
 
     fn content(&mut self, c: char) {
@@ -254,10 +295,15 @@ impl Splitter {
         } else if self.plan.reasoning.is_some_and(|reasoning| marker == reasoning.open) {
             self.pending.clear();
             self.thought = true;
+            self.thinking = true;
             self.trim = true;
             self.state = State::Reasoning;
+        } else if let Some(tags) = self.plan.bare_tags().filter(|tags| marker == tags.name_open.trim()) {
+            self.raw = std::mem::take(&mut self.pending) + marker;
+            let body = InBody::Keyed(Box::new(KeyedCall::at_name(tags)));
+            self.state = State::Call(body, self.out.calls());
         } else {
-            // End marker of the previous call.
+            // End marker of the previous call, or of the reasoning that it ended.
             self.pending.clear();
         }
     }
@@ -307,9 +353,15 @@ impl Splitter {
         if let Some(reasoning) = self.plan.reasoning.filter(|_| self.fresh && !self.thought) {
             add(reasoning.open);
         }
+        if let Some(reasoning) = self.plan.reasoning.filter(|_| self.unclosed) {
+            add(reasoning.close);
+        }
         if let Some(format) = self.plan.calls {
             add(format.begin);
             add(format.section_begin);
+            if let Some(tags) = self.plan.bare_tags() {
+                add(tags.name_open);
+            }
             if self.after_call {
                 format.ends.iter().for_each(|end| add(end));
                 add(format.section_end);

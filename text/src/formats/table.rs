@@ -17,7 +17,7 @@ const NONE: Format = Format {
 pub static FORMATS: &[Format] = &[
     // Hermes 2 and 3, Qwen 2.5 and 3.
     Format {
-        names: &["hermes", "qwen", "qwen2_5", "longcat"],
+        names: &["hermes", "qwen", "qwen2_5", "qwen3_json", "longcat"],
         begin: "<tool_call>",
         body: Body::Envelope { arguments: "arguments", pad: "\n" },
         ends: &["</tool_call>"],
@@ -26,7 +26,7 @@ pub static FORMATS: &[Format] = &[
     },
     // Qwen3-Coder, Qwen 3.5.
     Format {
-        names: &["qwen3_coder", "qwen3_xml", "step3p5"],
+        names: &["qwen3_coder", "qwen3_xml", "step3p5", "step5"],
         begin: "<tool_call>",
         body: Body::Keyed(Keyed {
             name_open: "\n<function=",
@@ -142,13 +142,13 @@ pub static FORMATS: &[Format] = &[
 /// Reasoning formats, except GPT-OSS's channels.
 pub static REASONING: &[Reasoning] = &[
     Reasoning {
-        names: &["qwen3", "glm45", "deepseek_v3", "deepseek_v31", "kimi_k2", "holo2", "ernie45"],
+        names: &["qwen3", "glm45", "glm47", "deepseek_v3", "deepseek_v31", "kimi_k2", "holo2", "ernie45"],
         open: "<think>",
         close: "</think>",
         implicit: false,
     },
     Reasoning {
-        names: &["deepseek_r1", "minimax_m2", "step3"],
+        names: &["deepseek_r1", "minimax_m2", "step3", "step3p5", "step5"],
         open: "<think>",
         close: "</think>",
         implicit: true,

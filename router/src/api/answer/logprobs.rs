@@ -39,13 +39,18 @@ impl Names<'_> {
 
 /// `logprobs` of a chat choice.
 pub fn chat(names: Names<'_>, logprobs: &[TokenLogprobs]) -> Value {
+    json!({"content": list(names, logprobs), "refusal": null})
+}
+
+/// Tokens with their log-probabilities, as chat and Responses list them.
+pub fn list(names: Names<'_>, logprobs: &[TokenLogprobs]) -> Vec<Value> {
     let entry = |token: TokenId, logprob: f32| json!({"token": names.of(token), "logprob": finite(logprob), "bytes": names.bytes.get(token)});
     let content = logprobs.iter().map(|at| {
         let mut chosen = entry(at.token, at.logprob);
         chosen["top_logprobs"] = at.top.iter().map(|(token, logprob)| entry(*token, *logprob)).collect();
         chosen
     });
-    json!({"content": content.collect::<Vec<_>>(), "refusal": null})
+    content.collect()
 }
 
 /// A token, and its log-probabilities if known.

@@ -128,12 +128,12 @@ pub fn finish_reason(finish: Option<&TextFinish>) -> Value {
     finish.map(TextFinish::reason).into()
 }
 
-/// vLLM's `stop_reason`: the stop string or stop token that ended the choice, else null.
+/// vLLM's `stop_reason`: the stop string or stop token of the request that ended the choice, else null.
 pub fn stop_reason(finish: Option<&TextFinish>) -> Value {
     match finish {
         Some(TextFinish::Stop(StopCause::Text(text))) => text.as_str().into(),
         Some(TextFinish::Stop(StopCause::Token(token))) => (*token).into(),
-        Some(TextFinish::Length) | None => Value::Null,
+        Some(TextFinish::Stop(StopCause::End(_)) | TextFinish::Length) | None => Value::Null,
     }
 }
 

@@ -7,7 +7,7 @@ use skein_text::formats::tools::{Choice, Function};
 use crate::api::answer::single::request::{self, SingleRequest};
 use crate::api::fields::conversation::Conversation;
 use crate::api::fields::object::{Fields, wrong};
-use crate::api::fields::tools::{self, Chosen, Offered, function_of, not_a_function, offered};
+use crate::api::fields::tools::{self, Chosen, Offered, function_of, offered};
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
 
@@ -90,11 +90,23 @@ fn thinking(fields: &mut Fields) -> bool {
     }
 }
 
+/// Beginnings of the types of tools that Anthropic's servers run.
+const SERVER_TOOLS: [&str; 5] =
+    ["web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset"];
+
+/// Name of the unknown field for a tool that only Anthropic's servers run. A model can do without it.
+fn server_tool(tool: &Value) -> Option<String> {
+    let kind = tool["type"].as_str()?;
+    let is_server = SERVER_TOOLS.iter().any(|begin| kind.starts_with(begin));
+    is_server.then(|| format!("tools.{}", kind.escape_default().take(60).collect::<String>()))
+}
+
 fn tools(fields: &mut Fields) -> Offered {
-    let list = tools::list(fields);
+    let mut list: Vec<(usize, Value)> = tools::list(fields).into_iter().enumerate().collect();
+    list.retain(|(_, tool)| server_tool(tool).map(|name| fields.leave(name)).is_none());
     let choice = fields.object("tool_choice").unwrap_or_default();
     let parallel = !choice.get("disable_parallel_tool_use").is_some_and(|flag| *flag == true);
-    let tools = list.iter().enumerate().map(|(at, tool)| Ok((function(at, tool)?, shown(tool))));
+    let tools = list.iter().map(|(at, tool)| Ok((function(*at, tool)?, shown(tool))));
     offered(fields, tools.collect(), tool_choice(&choice), parallel)
 }
 
@@ -105,7 +117,14 @@ fn function(at: usize, tool: &Value) -> Result<Function, Refusal> {
             let strict = function.get("strict").is_some_and(|strict| *strict == true);
             function_of(at, function, "input_schema", strict)
         }
-        None => Err(not_a_function(at, &tool["type"])),
+        None => {
+            let kind: String = tool["type"].as_str().unwrap_or("none").escape_default().take(40).collect();
+            let message = format!(
+                "tools[{at}].type must be `custom`, got `{kind}`, which only Anthropic's models know; describe it \
+                 with an input_schema."
+            );
+            Err(Refusal::invalid("tools", message))
+        }
     }
 }
 
@@ -149,7 +168,20 @@ fn conversation(fields: &mut Fields) -> Conversation {
     }
     let messages = fields.list("messages", "a list of messages").unwrap_or_default();
     request::converse(fields, &mut conversation, &messages, add);
+    continue_last(fields, &mut conversation, &messages);
     conversation
+}
+
+/// A last message of the assistant is the beginning of the answer, unless it calls: then its result is due.
+fn continue_last(fields: &mut Fields, conversation: &mut Conversation, messages: &[Value]) {
+    let Some(last) = messages.last().filter(|last| last["role"] == "assistant") else { return };
+    if last["content"].as_array().is_some_and(|blocks| blocks.iter().any(|block| block["type"] == "tool_use"))
+    {
+        let at = messages.len() - 1;
+        let message = format!("messages[{at}] calls a tool: a message with its tool_result must follow.");
+        fields.note(Refusal::invalid("messages", message));
+    }
+    conversation.continue_assistant();
 }
 
 /// A block by which Anthropic's clients identify their requests. It differs in every request and has no

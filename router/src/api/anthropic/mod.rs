@@ -3,6 +3,7 @@
 
 pub mod error;
 mod input;
+pub mod models;
 mod output;
 
 use axum::extract::{Extension, Request, State};
@@ -46,7 +47,21 @@ async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, AnthropicError> {
-    answered(&app, &id, &tenant, request).await.map_err(AnthropicError::from)
+    answered(&app, &id, &tenant, request).await.map_err(|refusal| in_own_words(refusal).into())
+}
+
+/// `refusal` with Anthropic's names of the fields that are checked under OpenAI's.
+fn in_own_words(refusal: Refusal) -> Refusal {
+    let Refusal::Invalid { param, message } = refusal else { return refusal };
+    let message = message
+        .replace("response_format.json_schema", "output_format")
+        .replace("response_format", "output_format")
+        .replace(". stop ", ". stop_sequences ");
+    let message = match message.strip_prefix("stop ") {
+        Some(rest) => format!("stop_sequences {rest}"),
+        None => message,
+    };
+    Refusal::Invalid { param, message }
 }
 
 async fn answered(app: &App, id: &str, tenant: &Tenant, request: Request) -> Result<Response, Refusal> {
@@ -67,7 +82,7 @@ async fn count_tokens(
     Extension(RequestId(id)): Extension<RequestId>,
     request: Request,
 ) -> Result<Json<Value>, AnthropicError> {
-    counted(app, &id, request).await.map(Json).map_err(AnthropicError::from)
+    counted(app, &id, request).await.map(Json).map_err(|refusal| in_own_words(refusal).into())
 }
 
 async fn counted(app: App, id: &str, request: Request) -> Result<Value, Refusal> {

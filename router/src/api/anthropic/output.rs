@@ -113,8 +113,8 @@ impl Output for Message {
             None => (Value::Null, Value::Null),
             Some(TextFinish::Length) => ("max_tokens".into(), Value::Null),
             Some(TextFinish::Stop(StopCause::Text(text))) => ("stop_sequence".into(), text.as_str().into()),
-            Some(TextFinish::Stop(StopCause::Token(_))) if self.has_calls => ("tool_use".into(), Value::Null),
-            Some(TextFinish::Stop(StopCause::Token(_))) => ("end_turn".into(), Value::Null),
+            Some(TextFinish::Stop(_)) if self.has_calls => ("tool_use".into(), Value::Null),
+            Some(TextFinish::Stop(_)) => ("end_turn".into(), Value::Null),
         };
         json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": self.blocks,

@@ -16,7 +16,10 @@ pub fn constraint(fields: &mut Fields) -> Option<Constraint> {
     // The client cannot choose the backend; the field has no effect, as in current vLLM.
     fields.take("guided_decoding_backend");
     let mut found: Vec<Found> = Vec::new();
-    let response_format = response_format.and_then(|format| of_response_format(&format).transpose());
+    let response_format = response_format.and_then(|format| {
+        leave_unknown(fields, &format);
+        of_response_format(&format).transpose()
+    });
     found.extend(response_format.map(|constraint| Found::new("response_format", "", constraint)));
     found.extend(of_structured_outputs(structured, fields));
     for (field, kind, value) in guided {
@@ -85,14 +88,38 @@ fn of_structured_outputs(mut structured: Map<String, Value>, fields: &mut Fields
     found
 }
 
-/// OpenAI's field. The schema is enforced even with `strict: false`.
+/// Lists the members of `response_format` that have no effect beside the unknown fields.
+fn leave_unknown(fields: &mut Fields, format: &Value) {
+    let known: &[&str] = match format["type"].as_str() {
+        Some("json_object") => &["type", "schema"],
+        Some("json_schema") => &["type", "json_schema"],
+        Some("structural_tag") => return,
+        _ => &["type"],
+    };
+    let mut leave = |path: &str, object: &Value, known: &[&str]| {
+        let members = object.as_object().into_iter().flatten();
+        let unknown = members.filter(|(name, value)| !known.contains(&name.as_str()) && !value.is_null());
+        unknown.for_each(|(name, _)| fields.leave(format!("{path}.{name}")));
+    };
+    leave("response_format", format, known);
+    if known.contains(&"json_schema") {
+        let known = ["name", "description", "schema", "strict"];
+        leave("response_format.json_schema", &format["json_schema"], &known);
+    }
+}
+
+/// OpenAI's field. The schema is enforced even with `strict: false`. Other servers take one with
+/// `json_object`, too.
 fn of_response_format(format: &Value) -> Result<Option<Constraint>, Refusal> {
     let field = "response_format";
     match format["type"].as_str() {
         None if format.is_null() => Ok(None),
         Some("text") => Ok(None),
-        Some("json_object") => source(field, "json_object", &Value::Bool(true)),
-        Some("json_schema") => match format["json_schema"].get("schema") {
+        Some("json_object") => match format.get("schema").filter(|schema| !schema.is_null()) {
+            Some(schema) => source(field, "json", schema),
+            None => source(field, "json_object", &Value::Bool(true)),
+        },
+        Some("json_schema") => match format["json_schema"].get("schema").filter(|schema| !schema.is_null()) {
             Some(schema) => source(field, "json", schema),
             None => Err(Refusal::invalid(field, "response_format.json_schema.schema is required.")),
         },

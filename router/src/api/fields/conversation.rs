@@ -11,6 +11,7 @@ use crate::request::Prompt;
 pub struct Conversation {
     system: Vec<String>,
     messages: Vec<Map<String, Value>>,
+    continues: bool,
 }
 
 impl Conversation {
@@ -78,6 +79,11 @@ impl Conversation {
         &mut self.messages[last]
     }
 
+    /// Has the answer continue the last message if that is the assistant's.
+    pub fn continue_assistant(&mut self) {
+        self.continues = self.messages.last().is_some_and(|message| message["role"] == "assistant");
+    }
+
     /// Finishes the prompt. `template_kwargs` are extra template variables.
     pub fn prompt(self, template_kwargs: Map<String, Value>) -> Prompt {
         let system = self.system.join("\n\n");
@@ -85,8 +91,8 @@ impl Conversation {
         let messages = system.into_iter().chain(self.messages.into_iter().map(Value::Object));
         Prompt::Chat {
             messages: messages.collect(),
-            add_generation_prompt: true,
-            continue_final_message: false,
+            add_generation_prompt: !self.continues,
+            continue_final_message: self.continues,
             template_kwargs,
         }
     }

@@ -181,7 +181,8 @@ pub fn logprobs(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Vec<v1::Token
 pub fn finish(finish: &TextFinish, has_calls: bool) -> v1::Finish {
     let (stop_string, stop_token_id) = match finish {
         TextFinish::Stop(StopCause::Text(text)) => (Some(text.clone()), None),
-        TextFinish::Stop(StopCause::Token(token)) => (None, *token),
+        TextFinish::Stop(StopCause::Token(token)) => (None, Some(*token)),
+        TextFinish::Stop(StopCause::End(token)) => (None, *token),
         TextFinish::Length => (None, None),
     };
     let reason = if has_calls && *finish != TextFinish::Length { "tool_calls" } else { finish.reason() };

@@ -9,7 +9,7 @@ async fn a_completion_has_openais_shape() {
     let expected = concat!(
         r#"{"id":"cmpl-t","object":"text_completion","created":0,"model":"test","system_fingerprint":"skein-"#,
         env!("CARGO_PKG_VERSION"),
-        r#"","choices":[{"index":0,"text":"Hé","logprobs":null,"finish_reason":"stop","stop_reason":1}],"#,
+        r#"","choices":[{"index":0,"text":"Hé","logprobs":null,"finish_reason":"stop","stop_reason":null}],"#,
         r#""usage":{"prompt_tokens":3,"completion_tokens":3,"total_tokens":6,"prompt_tokens_details":{"cached_tokens":1}}}"#,
     );
     assert_eq!(timeless(&answer.body), expected);
@@ -22,7 +22,7 @@ async fn a_chat_has_openais_shape() {
     assert_eq!(body["id"], "chatcmpl-t");
     assert_eq!(body["object"], "chat.completion");
     let expected = json!([{"index": 0, "message": {"role": "assistant", "content": "Hé", "refusal": null},
-        "logprobs": null, "finish_reason": "stop", "stop_reason": 1, "token_ids": testing::tokens("Hé")}]);
+        "logprobs": null, "finish_reason": "stop", "stop_reason": null, "token_ids": testing::tokens("Hé")}]);
     assert_eq!(body["choices"], expected);
     let prompt =
         testing::model_text().tokenizer.encode("<|bos|><|user|>hi<|end|><|assistant|>", false).unwrap();

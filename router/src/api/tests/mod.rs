@@ -3,6 +3,7 @@
 
 mod answers;
 mod coding_clients;
+mod conversations;
 mod errors;
 mod fuzz;
 mod known_fields;

@@ -467,7 +467,7 @@ async fn messages_refuses_in_anthropics_form() {
         "messages[0].content[0]: a block of type `image`",
     )
     .await;
-    check(json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0].type must be `function`")
+    check(json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0].type must be `custom`")
         .await;
     check(json!({"tool_choice": {"type": "tool"}}), "tool_choice.type must be").await;
     check(json!({"thinking": {"type": "deep"}}), "thinking.type must be").await;

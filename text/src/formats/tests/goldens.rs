@@ -45,7 +45,14 @@ fn turns_of_public_templates_come_apart_as_they_were_given() {
             let text = answer_of(case["text"].as_str().unwrap());
             let opening = formats.opening(case["prompt_end"].as_str().unwrap());
             let Formats { calls: format, reasoning, harmony } = formats;
-            let plan = Arc::new(Plan { calls: format, reasoning, opening, harmony, functions: functions() });
+            let plan = Arc::new(Plan {
+                calls: format,
+                reasoning,
+                opening,
+                harmony,
+                held: false,
+                functions: functions(),
+            });
             let parts = whole(&plan, text);
             let found: Vec<Value> = parts
                 .calls

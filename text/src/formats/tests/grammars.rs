@@ -7,7 +7,7 @@ use skein_grammar::token_bytes::{TokenBytes, TokenDecoder};
 use skein_grammar::{Library, Source};
 use skein_proto::TokenId;
 
-use super::super::grammar::Answer;
+use super::super::grammar::{Answer, holds_calls};
 use super::super::tools::{Choice, ToolUse};
 use super::*;
 use crate::control::ControlTokens;
@@ -150,7 +150,8 @@ impl Case {
         let Formats { calls, reasoning, harmony } = self.formats;
         let calls = calls.filter(|_| self.tools.is_on());
         let functions = self.tools.functions.clone();
-        whole(&Arc::new(Plan { calls, reasoning, opening: self.opening, harmony, functions }), text)
+        let (opening, held) = (self.opening, holds_calls(&self.tools) || self.last.is_some());
+        whole(&Arc::new(Plan { calls, reasoning, opening, harmony, held, functions }), text)
     }
 
     /// Samples an answer for each seed; returns those that completed.

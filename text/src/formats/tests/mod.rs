@@ -59,7 +59,7 @@ fn functions() -> Arc<[Function]> {
 fn plan(parser: &str, reasoning: Option<&str>, opening: Opening) -> Arc<Plan> {
     let formats = Formats::default().with(Some(parser).filter(|name| !name.is_empty()), reasoning).unwrap();
     let Formats { calls, reasoning, harmony } = formats;
-    Arc::new(Plan { calls, reasoning, opening, harmony, functions: functions() })
+    Arc::new(Plan { calls, reasoning, opening, harmony, held: false, functions: functions() })
 }
 
 fn whole(plan: &Arc<Plan>, text: &str) -> Parts {
@@ -317,6 +317,92 @@ fn reasoning_is_told_apart() {
     check("openai", "qwen3", Opening::Fresh, harmony, ("Hm", "Yes", 0));
 }
 
+/// As vLLM 0.33 has it for Qwen 3, GLM 4.5 and Kimi K2; what turns out to be no call stays reasoning.
+#[test]
+fn a_call_ends_reasoning_that_is_not_closed() {
+    let now = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    let keyed = "<tool_call>\n<function=now>\n</function>\n</tool_call>";
+    let kimi = "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}\
+                <|tool_call_end|><|tool_calls_section_end|>";
+    for (parser, text, expected) in [
+        ("hermes", format!("<think>abc\n{now}"), ("abc", "", 1)),
+        ("qwen3_coder", format!("<think>abc{keyed}"), ("abc", "", 1)),
+        ("glm45", "<think>abc<tool_call>now\n</tool_call>".to_owned(), ("abc", "", 1)),
+        ("kimi_k2", format!("<think>abc{kimi}"), ("abc", "", 1)),
+        ("hermes", format!("<think>abc{now}\n</think>\n\nDone."), ("abc", "Done.", 1)),
+        ("hermes", format!("<think>abc{now}</think>{now}"), ("abc", "", 2)),
+        ("hermes", format!("<think>a <tool_call> b{now}"), ("a <tool_call> b", "", 1)),
+        ("hermes", format!("<think>{now}{now}<tool_call>x"), ("", "<tool_call>x", 2)),
+        ("hermes", "<think>a <tool_call>\n".to_owned(), ("a <tool_call>", "", 0)),
+        ("hermes", "<think>a <tool_call>\n</think>b".to_owned(), ("a <tool_call>", "b", 0)),
+        (
+            "kimi_k2",
+            "<think>a<|tool_calls_section_begin|>b</think>c".to_owned(),
+            ("a<|tool_calls_section_begin|>b", "c", 0),
+        ),
+    ] {
+        let parts = whole(&plan(parser, Some("qwen3"), Opening::Fresh), &text);
+        assert_eq!((parts.reasoning.as_str(), parts.content.as_str(), parts.calls.len()), expected, "{text}");
+    }
+    let held = Arc::new(Plan { held: true, ..(*plan("hermes", Some("qwen3"), Opening::Fresh)).clone() });
+    let parts = whole(&held, &format!("<think>abc{now}</think>{now}"));
+    assert_eq!((parts.reasoning, parts.calls.len()), (format!("abc{now}"), 1), "a grammar forbids the first");
+}
+
+/// As vLLM 0.33 has it.
+#[test]
+fn calls_of_qwen3_coder_may_lack_tags() {
+    let weather = |city: &str, days: u32| ("get_weather", json!({"city": city, "days": days}));
+    let bare = "<function=get_weather>\n<parameter=city>\nBern\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>";
+    check("qwen3_coder", bare, "", &[weather("Bern", 2)]);
+    check(
+        "qwen3_coder",
+        &format!("Well.\n{bare}\n</tool_call>\n{bare}"),
+        "Well.",
+        &[weather("Bern", 2), weather("Bern", 2)],
+    );
+    let open = "<tool_call>\n<function=get_weather>\n<parameter=city>\nBern\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>";
+    check("qwen3_coder", open, "", &[weather("Bern", 2)]);
+    for text in ["<function=other>\n</function>", "<function=", "a <function=now b"] {
+        check("qwen3_coder", text, text, &[]);
+    }
+    let held = Arc::new(Plan { held: true, ..(*plan("qwen3_coder", None, Opening::Fresh)).clone() });
+    assert_eq!(whole(&held, bare).content, bare, "a grammar forbids it");
+}
+
+#[test]
+fn a_continued_message_tells_where_its_answer_begins() {
+    let formats = |name: &str| Formats::default().with(None, Some(name)).unwrap();
+    for (reasoning, turn, expected) in [
+        ("qwen3", "<|im_start|>assistant\n<think>\nLet me see: ", Opening::MidReasoning),
+        ("qwen3", "<|im_start|>assistant\n<think>\n", Opening::InReasoning),
+        ("qwen3", "<think>\nx\n</think>\n\nWell, ", Opening::Closed),
+        ("qwen3", "<think>\nx\n</think>\n\n", Opening::Closed),
+        ("qwen3", "Well, ", Opening::Fresh),
+        ("deepseek_r1", "x</think>Well, ", Opening::Closed),
+        ("deepseek_r1", "Let me see: ", Opening::MidReasoning),
+        ("mistral", "[THINK]Let me", Opening::MidReasoning),
+    ] {
+        assert_eq!(formats(reasoning).opening_of_continued(turn), expected, "{reasoning}: {turn}");
+    }
+    assert_eq!(Formats::default().opening_of_continued("<think>x"), Opening::Fresh);
+    let parts = whole(&plan("", Some("qwen3"), Opening::MidReasoning), " 42.\n</think>\n\nYes.");
+    assert_eq!((parts.reasoning.as_str(), parts.content.as_str()), (" 42.", "Yes."));
+}
+
+/// Names of one parser in vLLM's registries.
+#[test]
+fn other_spellings_of_a_parser_are_known() {
+    let calls = |name: &str| Formats::default().with(Some(name), None).unwrap().calls;
+    let reasoning = |name: &str| Formats::default().with(None, Some(name)).unwrap().reasoning;
+    for (one, other) in [("qwen3_json", "hermes"), ("step5", "qwen3_coder"), ("glm47", "glm45")] {
+        assert_eq!(calls(one), calls(other), "{one}");
+    }
+    for (one, other) in [("glm47", "glm45"), ("step5", "deepseek_r1"), ("holo2", "deepseek_v3")] {
+        assert_eq!(reasoning(one), reasoning(other), "{one}");
+    }
+}
+
 #[test]
 fn templates_tell_the_formats() {
     let name = |source: &str| Formats::of_template(source).calls.map(|format| format.names[0]);
@@ -399,7 +485,7 @@ proptest! {
     #![proptest_config(fixed(10_000))]
     #[test]
     fn any_cuts_give_one_result(text in scraps(), format in 0..FORMATS.len(), opening in 0_usize..3, seeds in prop::collection::vec(any::<prop::sample::Index>(), 0..12)) {
-        let opening = [Opening::Fresh, Opening::InReasoning, Opening::Closed][opening];
+        let opening = [Opening::Fresh, Opening::InReasoning, Opening::MidReasoning][opening];
         let reasoning = if format % 2 == 0 { "qwen3" } else { "mistral" };
         let plan = plan(FORMATS[format].names[0], Some(reasoning), opening);
         let bounds: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();

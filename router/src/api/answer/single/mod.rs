@@ -4,6 +4,7 @@
 pub mod output;
 pub mod request;
 
+use skein_proto::logprobs::TokenLogprobs;
 use skein_text::formats::Piece;
 
 use super::call_stream::CallStream;
@@ -26,6 +27,8 @@ pub struct Single {
 pub struct Part {
     /// New pieces, in order.
     pub pieces: Vec<Piece>,
+    /// Log-probabilities of the new tokens, if requested.
+    pub logprobs: Vec<TokenLogprobs>,
     /// Set in the last part.
     pub finish: Option<TextFinish>,
 }
@@ -56,7 +59,7 @@ impl Single {
         if delta.finish.is_some() {
             pieces.extend(self.split.finish(0));
         }
-        Some(Ok(Part { pieces, finish: delta.finish }))
+        Some(Ok(Part { pieces, logprobs: delta.logprobs, finish: delta.finish }))
     }
 
     /// Id of the call at `index`.

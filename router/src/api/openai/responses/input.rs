@@ -7,8 +7,12 @@ use super::tools::{Faces, arguments_of, qualified, tools};
 use crate::api::answer::single::request::{self, SingleRequest};
 use crate::api::fields::conversation::Conversation;
 use crate::api::fields::object::{Fields, wrong};
-use crate::config::RouterConfig;
+use crate::config::{RequestLimits, RouterConfig};
 use crate::refusal::Refusal;
+use crate::validate::check_logprobs;
+
+/// Item of `include` that asks for the log-probabilities of the text.
+const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// A parsed request, with the fields and tool types that its answer needs.
 pub struct Parsed {
@@ -32,6 +36,7 @@ impl Parsed {
         config: &RouterConfig,
     ) -> Result<Self, Refusal> {
         refuse_state(&mut fields);
+        let logprobs = logprobs(&mut fields, &config.limits);
         let mut echo = Map::new();
         let instructions = fields.string("instructions");
         echo.insert("instructions".to_owned(), instructions.clone().into());
@@ -42,9 +47,11 @@ impl Parsed {
             ("max_output_tokens", draft.sampling.max_tokens.into()),
             ("temperature", draft.sampling.temperature.into()),
             ("top_p", draft.sampling.top_p.into()),
+            ("top_logprobs", logprobs.unwrap_or(0).into()),
         ] {
             echo.insert(name.to_owned(), value);
         }
+        draft.sampling.logprobs = logprobs;
         draft.reasoning_effort = effort(&mut fields);
         echo.insert("reasoning".to_owned(), json!({"effort": draft.reasoning_effort, "summary": null}));
         let (offered, faces) = tools(&mut fields, &mut echo);
@@ -77,13 +84,24 @@ fn refuse_state(fields: &mut Fields) {
     }
     // `store` is accepted but ignored; the answer reports `store: false`.
     fields.take("store");
+}
+
+/// Most likely tokens to show beside each token of the text; `None` = no log-probabilities. The client asks
+/// by
+/// `include`, and by `top_logprobs`.
+fn logprobs(fields: &mut Fields, limits: &RequestLimits) -> Option<i64> {
+    let mut is_included = false;
     for item in fields.strings("include") {
-        // Reasoning is sent as plain text, and this API has no log-probabilities here.
-        if item != "reasoning.encrypted_content" {
+        is_included |= item == LOGPROBS;
+        // Reasoning is sent as plain text.
+        if ![LOGPROBS, "reasoning.encrypted_content"].contains(&item.as_str()) {
             let item: String = item.escape_default().take(60).collect();
             fields.note(Refusal::invalid("include", format!("include: `{item}` is not supported.")));
         }
     }
+    let top = fields.i64("top_logprobs");
+    let top = fields.value_of(check_logprobs("top_logprobs", top, limits)).map(i64::from);
+    if is_included { Some(top.unwrap_or(0)) } else { top.filter(|top| *top > 0) }
 }
 
 /// Reads `text.format`, which is chat's `response_format` with one nesting level less.

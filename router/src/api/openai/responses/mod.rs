@@ -43,6 +43,7 @@ pub async fn create(
     let parsed = Parsed::of(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
     let Parsed { request, echo, faces } = parsed;
     let id = request.draft.request_id.clone().unwrap_or_default();
-    let items = Items::new(&id, &app.shown_model(request.draft.model.as_deref()), echo, faces);
+    let scored = request.draft.sampling.logprobs.map(|_| app.text.tokenizer.bytes().clone());
+    let items = Items::new(&id, &app.shown_model(request.draft.model.as_deref()), echo, faces, scored);
     Ok(answer(&app, &tenant, request, true, items).await?)
 }

@@ -1,11 +1,15 @@
 //! Items of an answer and the stream events that build them. Both come from the same state, so the events add
 //! up to the whole answer.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 use skein_node::clock;
 use skein_text::formats::Piece;
+use skein_text::token_bytes::TokenBytes;
 
 use super::tools::{Face, Faces, input_of};
+use crate::api::answer::logprobs::{self, Names};
 use crate::api::answer::single::output::Output;
 use crate::api::answer::single::{Part, Single};
 use crate::api::http::sse::NamedEvent;
@@ -20,6 +24,10 @@ pub struct Items {
     created_at: u64,
     echo: Map<String, Value>,
     faces: Faces,
+    /// Names the tokens of log-probabilities; `None` = there are none.
+    tokens: Option<Arc<TokenBytes>>,
+    /// Log-probabilities of tokens whose text has not come yet.
+    scores: Vec<Value>,
     /// Completed output items.
     items: Vec<Value>,
     open: Option<Item>,
@@ -32,6 +40,8 @@ struct Item {
     kind: Kind,
     id: String,
     text: String,
+    /// Log-probabilities of the text's tokens, if requested.
+    scores: Vec<Value>,
     call_id: String,
     /// The function's name as the client knows it.
     name: String,
@@ -51,7 +61,7 @@ enum Kind {
 impl Item {
     fn new(kind: Kind) -> Self {
         let (id, text, call_id, name) = Default::default();
-        Self { kind, id, text, call_id, name, namespace: None }
+        Self { kind, id, text, scores: Vec::new(), call_id, name, namespace: None }
     }
 
     fn value(&self, status: &str) -> Value {
@@ -90,15 +100,25 @@ impl Item {
     fn part(&self) -> Value {
         match self.kind {
             Kind::Reasoning => json!({"type": "reasoning_text", "text": self.text}),
-            _ => json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}),
+            _ => {
+                json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.scores})
+            }
         }
     }
 }
 
 impl Items {
     /// Answer to the request `id`.
-    pub fn new(id: &str, model: &str, echo: Map<String, Value>, faces: Faces) -> Self {
+    pub fn new(
+        id: &str,
+        model: &str,
+        echo: Map<String, Value>,
+        faces: Faces,
+        tokens: Option<Arc<TokenBytes>>,
+    ) -> Self {
         Self {
+            tokens,
+            scores: Vec::new(),
             id: id.to_owned(),
             model: model.to_owned(),
             created_at: clock::unix_time().as_secs(),
@@ -151,8 +171,10 @@ impl Items {
         let kind = match kind {
             Kind::Call | Kind::Custom => "response.function_call_arguments.delta",
             Kind::Message => {
+                let scores = std::mem::take(&mut self.scores);
                 body["content_index"] = 0.into();
-                body["logprobs"] = json!([]);
+                body["logprobs"] = scores.clone().into();
+                item.scores.extend(scores);
                 "response.output_text.delta"
             }
             Kind::Reasoning => {
@@ -225,7 +247,15 @@ impl Output for Items {
 
     fn take(&mut self, part: Part, single: &Single) -> Vec<NamedEvent> {
         let mut events = Vec::new();
+        if let Some(bytes) = &self.tokens {
+            let names = Names { bytes, as_ids: false };
+            self.scores.extend(logprobs::list(names, &part.logprobs));
+        }
         for piece in part.pieces {
+            if !matches!(piece, Piece::Content(_)) {
+                // Those of reasoning and calls have no place in the answer.
+                self.scores.clear();
+            }
             match piece {
                 Piece::Content(text) => self.grow(Kind::Message, &text, &mut events),
                 Piece::Reasoning(text) => self.grow(Kind::Reasoning, &text, &mut events),
@@ -285,7 +315,7 @@ fn last_events(item: &Item) -> Vec<(&'static str, Value)> {
             ]
         }
         Kind::Message => {
-            let done = json!({"content_index": 0, "text": text, "logprobs": []});
+            let done = json!({"content_index": 0, "text": text, "logprobs": item.scores});
             vec![("response.output_text.done", done), part()]
         }
         Kind::Reasoning => {

@@ -1,0 +1,59 @@
+//! `GET /v1/models`, a path that OpenAI's and Anthropic's clients share. Anthropic's send a header of their own
+//! with every request, and get their API's form.
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+
+use super::anthropic::error::AnthropicError;
+use super::openai::error::OpenAiError;
+use super::{anthropic, openai};
+use crate::app::App;
+use crate::refusal::Refusal;
+
+/// All routes of the path.
+pub fn routes() -> Router<App> {
+    Router::new()
+        .route("/v1/models", get(list))
+        .route("/v1/models/", get(list))
+        .route("/v1/models/{*id}", get(retrieve))
+}
+
+/// Whether a client of Anthropic's API sent the request.
+pub fn is_anthropic(request: &Request) -> bool {
+    request.headers().contains_key("anthropic-version")
+}
+
+/// Answers with `refusal` in the form that the client expects.
+pub fn refuse(request: &Request, refusal: Refusal) -> Response {
+    let form = if is_anthropic(request) { AnthropicError::refuse } else { OpenAiError::refuse };
+    form(request, refusal)
+}
+
+async fn list(State(app): State<App>, request: Request) -> Response {
+    if !is_anthropic(&request) {
+        return Json(openai::models::list(&app)).into_response();
+    }
+    let page = anthropic::models::list(&app, request.uri());
+    page.map_or_else(|refusal| refuse(&request, refusal), |page| Json(page).into_response())
+}
+
+/// `GET /v1/models/{id}`. The id may contain slashes.
+async fn retrieve(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Response {
+    let not_text = |_| Refusal::invalid("model", "The model's name in the path is not UTF-8.");
+    let found = id.map_err(not_text).and_then(|Path(id)| {
+        let adapter = app.check_model(Some(&id))?;
+        Ok((id, adapter.is_some()))
+    });
+    match found {
+        Err(refusal) => refuse(&request, refusal),
+        Ok((id, _)) if is_anthropic(&request) => Json(anthropic::models::model(&app, &id)).into_response(),
+        Ok((id, is_adapter)) => Json(openai::models::model(&app, &id, is_adapter)).into_response(),
+    }
+}
