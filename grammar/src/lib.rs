@@ -14,6 +14,8 @@ mod lark;
 mod library;
 pub mod limits;
 mod mask;
+mod multiples;
+mod numbers;
 mod schema;
 mod source;
 mod structural_tag;
