@@ -5,9 +5,11 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
+use crate::ecma;
 use crate::error::{Refused, check_size};
+use crate::form::{self, JsonForm};
 use crate::formats;
-use crate::limits::{MAX_DEPTH, MAX_OPTIONAL_PROPERTIES, MAX_SCHEMA_BYTES, MAX_WHITESPACE};
+use crate::limits::{MAX_DEPTH, MAX_OPTIONAL_PROPERTIES, MAX_SCHEMA_BYTES};
 use crate::multiples::{self, Step};
 use crate::numbers;
 
@@ -112,16 +114,16 @@ pub fn check(schema: &Value) -> Result<Unchecked, Refused> {
     Ok(check.unchecked)
 }
 
-/// The schema's text for the library, with bounded white space.
-pub fn for_library(schema: &Value) -> String {
+/// The schema's text for the library, with the white space of `form`.
+pub fn for_library(schema: &Value, form: JsonForm) -> String {
+    let schema = if form.is_closed { &form::closed(schema) } else { schema };
     let mut fields = match prepared(schema) {
         Value::Object(fields) => fields,
         // `true` accepts anything; `false` is refused by the library.
         Value::Bool(true) => Map::new(),
         other => return other.to_string(),
     };
-    let pattern = format!(r"[\x20\x0A\x0D\x09]{{1,{MAX_WHITESPACE}}}");
-    fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": pattern}));
+    fields.insert("x-guidance".to_owned(), form.options());
     Value::Object(fields).to_string()
 }
 
@@ -133,8 +135,11 @@ fn prepared(schema: &Value) -> Value {
         let value = match value {
             Value::Number(count) if COUNTS.contains(&name) => as_count(count),
             Value::Array(items) if LISTS.contains(&name) => items.iter().map(prepared).collect(),
+            Value::String(pattern) if name == "pattern" => ecma::pattern(pattern).into(),
             Value::Object(named) if MAPS.contains(&name) || DEFINITIONS.contains(&name) => {
-                named.iter().map(|(name, inner)| (name.clone(), prepared(inner))).collect()
+                let is_pattern = name == "patternProperties";
+                let name = |name: &String| if is_pattern { ecma::pattern(name).into() } else { name.clone() };
+                named.iter().map(|(key, inner)| (name(key), prepared(inner))).collect()
             }
             value if SCHEMA.contains(&name) => prepared(value),
             value => value.clone(),
@@ -317,7 +322,9 @@ impl Check<'_> {
         let own = fields.get("pattern").and_then(Value::as_str).map(|pattern| ("pattern", pattern));
         let names = fields.get("patternProperties").and_then(Value::as_object).into_iter().flatten();
         let patterns = names.map(|(name, _)| ("patternProperties", name.as_str())).chain(own);
-        let patterns = patterns.map(|(keyword, pattern)| (pointer.to_owned(), keyword, pattern.to_owned()));
+        // As the library's messages quote them.
+        let patterns =
+            patterns.map(|(keyword, pattern)| (pointer.to_owned(), keyword, ecma::pattern(pattern).into()));
         self.unchecked.patterns.extend(patterns);
     }
 }

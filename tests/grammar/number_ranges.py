@@ -122,7 +122,7 @@ def texts(schema):
 
 def probes(rng, schema):
     """The bounds, a unit of several last places beside them, more digits, and zero."""
-    decimal.getcontext().prec = 60
+    decimal.getcontext().prec = 400
     found = {"0", "-0", "0.0", "1", "-1"}
     for text in texts(schema):
         bound = decimal.Decimal(text)
