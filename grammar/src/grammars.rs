@@ -13,7 +13,7 @@ use crate::token_bytes::TokenBytes;
 
 /// Version of everything that affects which tokens are allowed: limits, options, notations. Increment it with
 /// any of these.
-const RULES: &str = "skein.grammar.1";
+const RULES: &str = "skein.grammar.2";
 
 /// Loads the bytes of the model's tokens on first use.
 type Load = Box<dyn Fn() -> Result<Arc<TokenBytes>, String> + Send + Sync>;

@@ -7,13 +7,17 @@
 
 mod cache;
 mod ebnf;
+mod ecma;
 mod error;
+mod form;
 mod formats;
 mod grammars;
 mod lark;
 mod library;
 pub mod limits;
 mod mask;
+mod multiples;
+mod numbers;
 mod schema;
 mod source;
 mod structural_tag;
@@ -21,6 +25,7 @@ pub mod token_bytes;
 mod words;
 
 pub use error::{Refused, Stuck};
+pub use form::JsonForm;
 pub use grammars::{Grammars, tokenizer_fingerprint};
 pub use library::{Compiled, Library, Matcher, Next, VERSION};
 pub use mask::Mask;

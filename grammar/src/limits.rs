@@ -14,6 +14,10 @@ pub const MAX_DEPTH: usize = 64;
 /// Most white space between two JSON tokens, in characters. Without a limit, a model that prefers white space
 /// writes it until `max_tokens`.
 pub const MAX_WHITESPACE: usize = 32;
+/// Largest bound of a number in a schema: the library's integers have 63 bits.
+pub const LARGEST_BOUND: f64 = 1e18;
+/// Bound of a number that is nearest zero, zero apart. Each zero after the point is a state of the lexer.
+pub const SMALLEST_BOUND: f64 = 1e-30;
 /// Work limit for building a grammar's lexer, in the library's units: about 50,000 per millisecond.
 pub const COMPILE_FUEL: u64 = 1_000_000;
 /// Most symbols in a compiled grammar.

@@ -5,9 +5,13 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
+use crate::ecma;
 use crate::error::{Refused, check_size};
+use crate::form::{self, JsonForm};
 use crate::formats;
-use crate::limits::{MAX_DEPTH, MAX_OPTIONAL_PROPERTIES, MAX_SCHEMA_BYTES, MAX_WHITESPACE};
+use crate::limits::{MAX_DEPTH, MAX_OPTIONAL_PROPERTIES, MAX_SCHEMA_BYTES};
+use crate::multiples::{self, Step};
+use crate::numbers;
 
 /// Constraining keywords that cannot be enforced, with alternatives.
 const UNSUPPORTED: [(&str, &str); 21] = [
@@ -97,26 +101,29 @@ pub fn check(schema: &Value) -> Result<Unchecked, Refused> {
         seen: HashSet::new(),
         left: Vec::new(),
         alternatives: HashMap::new(),
+        steps: Vec::new(),
+        merges: false,
         unchecked,
     };
     check.left.push(String::new());
     while let Some(pointer) = check.left.pop() {
         check.schema_at(&pointer)?;
     }
+    check.multiples()?;
     check.unchecked.decided_later.sort();
     Ok(check.unchecked)
 }
 
-/// The schema's text for the library, with bounded white space.
-pub fn for_library(schema: &Value) -> String {
+/// The schema's text for the library, with the white space of `form`.
+pub fn for_library(schema: &Value, form: JsonForm) -> String {
+    let schema = if form.is_closed { &form::closed(schema) } else { schema };
     let mut fields = match prepared(schema) {
         Value::Object(fields) => fields,
         // `true` accepts anything; `false` is refused by the library.
         Value::Bool(true) => Map::new(),
         other => return other.to_string(),
     };
-    let pattern = format!(r"[\x20\x0A\x0D\x09]{{1,{MAX_WHITESPACE}}}");
-    fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": pattern}));
+    fields.insert("x-guidance".to_owned(), form.options());
     Value::Object(fields).to_string()
 }
 
@@ -128,8 +135,11 @@ fn prepared(schema: &Value) -> Value {
         let value = match value {
             Value::Number(count) if COUNTS.contains(&name) => as_count(count),
             Value::Array(items) if LISTS.contains(&name) => items.iter().map(prepared).collect(),
+            Value::String(pattern) if name == "pattern" => ecma::pattern(pattern).into(),
             Value::Object(named) if MAPS.contains(&name) || DEFINITIONS.contains(&name) => {
-                named.iter().map(|(name, inner)| (name.clone(), prepared(inner))).collect()
+                let is_pattern = name == "patternProperties";
+                let name = |name: &String| if is_pattern { ecma::pattern(name).into() } else { name.clone() };
+                named.iter().map(|(key, inner)| (name(key), prepared(inner))).collect()
             }
             value if SCHEMA.contains(&name) => prepared(value),
             value => value.clone(),
@@ -137,15 +147,11 @@ fn prepared(schema: &Value) -> Value {
         (keyword.clone(), value)
     };
     let mut fields: Map<String, Value> = fields.iter().map(inner).collect();
+    numbers::rewrite(&mut fields);
     let pattern = fields.get("format").and_then(Value::as_str).and_then(formats::pattern);
     if let Some(pattern) = pattern {
         fields.shift_remove("format");
-        let pattern = json!({"pattern": pattern});
-        if let Some(Value::Array(all)) = fields.get_mut("allOf") {
-            all.push(pattern);
-        } else {
-            fields.insert("allOf".to_owned(), json!([pattern]));
-        }
+        numbers::add_to_all(&mut fields, json!({"pattern": pattern}));
     }
     fields.into()
 }
@@ -187,6 +193,10 @@ struct Check<'a> {
     left: Vec<String>,
     /// Optional parts that may come next at the start of each schema, by its pointer.
     alternatives: HashMap<String, usize>,
+    /// Steps of `multipleOf`, each with its pointer.
+    steps: Vec<(Step, String)>,
+    /// Whether the library intersects schemas.
+    merges: bool,
     unchecked: Unchecked,
 }
 
@@ -213,6 +223,11 @@ impl Check<'_> {
                 format!("the format `{format}` is not enforced; use one of {known}, or pattern"),
             );
         }
+        if let Err((keyword, reason)) = numbers::check(fields) {
+            return refuse(keyword, reason);
+        }
+        self.steps.extend(multiples::step(fields).map(|step| (step, pointer.to_owned())));
+        self.merges |= is_merged(fields);
         let optional = self.optional_properties(pointer, 0);
         if optional > MAX_OPTIONAL_PROPERTIES {
             let reason = format!(
@@ -231,6 +246,19 @@ impl Check<'_> {
         }
         self.add_inner(pointer, fields);
         Ok(())
+    }
+
+    /// Refuses multiples that the library may have to merge, if it would exceed its numbers.
+    fn multiples(&self) -> Result<(), Refused> {
+        let steps: Vec<Step> = self.steps.iter().map(|(step, _)| *step).collect();
+        let Some((_, pointer)) =
+            self.steps.last().filter(|_| self.merges && !multiples::can_be_merged(&steps))
+        else {
+            return Ok(());
+        };
+        let reason = "the schema combines parts, and the least common multiple of its multiples is too large"
+            .to_owned();
+        Err(Refused::Keyword { pointer: pointer.clone(), keyword: "multipleOf".to_owned(), reason })
     }
 
     /// Optional properties among which an answer chooses at one place: those of the schema, of its branches
@@ -294,9 +322,19 @@ impl Check<'_> {
         let own = fields.get("pattern").and_then(Value::as_str).map(|pattern| ("pattern", pattern));
         let names = fields.get("patternProperties").and_then(Value::as_object).into_iter().flatten();
         let patterns = names.map(|(name, _)| ("patternProperties", name.as_str())).chain(own);
-        let patterns = patterns.map(|(keyword, pattern)| (pointer.to_owned(), keyword, pattern.to_owned()));
+        // As the library's messages quote them.
+        let patterns =
+            patterns.map(|(keyword, pattern)| (pointer.to_owned(), keyword, ecma::pattern(pattern).into()));
         self.unchecked.patterns.extend(patterns);
     }
+}
+
+/// Whether the library intersects parts of this schema with each other.
+fn is_merged(fields: &Map<String, Value>) -> bool {
+    let has = |keywords: &[&str]| keywords.iter().any(|keyword| fields.contains_key(*keyword));
+    has(&["allOf", "patternProperties"])
+        || has(&["$ref", "anyOf", "oneOf"])
+            && has(&["multipleOf", "properties", "additionalProperties", "items", "prefixItems"])
 }
 
 /// Decodes `%2F` to `/`; `None` if the result is not UTF-8.

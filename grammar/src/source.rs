@@ -1,9 +1,12 @@
 //! Text of a constraint in one notation for all kinds: Lark as the library reads it. The text alone
 //! determines the allowed tokens, so it is sent to workers and is part of a stream's key.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use crate::error::{Refused, check_size};
+use crate::form::JsonForm;
 use crate::lark::quoted;
 use crate::limits::{MAX_CHOICES, MAX_REGEX_BYTES, MAX_SOURCE_BYTES};
 use crate::schema::Unchecked;
@@ -21,6 +24,15 @@ pub struct Source {
     what: &'static str,
     /// Parts of a schema that only the library can check.
     unchecked: Unchecked,
+    /// What the text was made from, if it has JSON in it.
+    origin: Option<Origin>,
+}
+
+/// A constraint whose JSON can be written in several forms.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Origin {
+    Schema(Arc<Value>, JsonForm),
+    Tag(Arc<Value>, JsonForm),
 }
 
 impl Source {
@@ -30,9 +42,30 @@ impl Source {
     /// # Errors
     /// [`Refused::Keyword`] for a keyword that cannot be enforced, or another reason.
     pub fn json_schema(value: &Value) -> Result<Self, Refused> {
+        Self::json_schema_in(value, JsonForm::default())
+    }
+
+    /// Like [`json_schema`](Self::json_schema), written in `form`.
+    ///
+    /// # Errors
+    /// As for `json_schema`.
+    pub fn json_schema_in(value: &Value, form: JsonForm) -> Result<Self, Refused> {
         let unchecked = schema::check(value)?;
-        let text = format!("start: %json {}\n", schema::for_library(value));
-        Ok(Self { unchecked, ..Self::new("JSON schema", text)? })
+        let text = format!("start: %json {}\n", schema::for_library(value, form));
+        let origin = Some(Origin::Schema(Arc::new(value.clone()), form));
+        Ok(Self { unchecked, origin, ..Self::new("JSON schema", text)? })
+    }
+
+    /// The same constraint, whose JSON is also in `form`.
+    ///
+    /// # Errors
+    /// [`Refused`] if the text becomes too long.
+    pub fn in_form(&self, form: JsonForm) -> Result<Self, Refused> {
+        match &self.origin {
+            Some(Origin::Schema(value, own)) => Self::json_schema_in(value, own.and(form)),
+            Some(Origin::Tag(tag, own)) => Self::structural_tag_in(tag, own.and(form)),
+            None => Ok(self.clone()),
+        }
     }
 
     /// JSON object of any content.
@@ -88,7 +121,12 @@ impl Source {
     /// # Errors
     /// [`Refused`] for unsupported forms.
     pub fn structural_tag(tag: &Value) -> Result<Self, Refused> {
-        Self::new("structural tag", structural_tag::to_lark(tag)?)
+        Self::structural_tag_in(tag, JsonForm::default())
+    }
+
+    fn structural_tag_in(tag: &Value, form: JsonForm) -> Result<Self, Refused> {
+        let origin = Some(Origin::Tag(Arc::new(tag.clone()), form));
+        Ok(Self { origin, ..Self::new("structural tag", structural_tag::to_lark(tag, form)?)? })
     }
 
     /// Constraint from the [text](Self::text) of another process.
@@ -103,7 +141,7 @@ impl Source {
         check_size(what, text.len(), "bytes", MAX_SOURCE_BYTES)?;
         let depth = schema::nesting(&text);
         check_size(what, depth, "nested levels", 4 * crate::limits::MAX_DEPTH)?;
-        Ok(Self { text, what, unchecked: Unchecked::default() })
+        Ok(Self { text, what, unchecked: Unchecked::default(), origin: None })
     }
 
     /// Canonical text in Lark's notation.

@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use crate::error::{Refused, check_size};
+use crate::form::JsonForm;
 use crate::lark::quoted;
 use crate::limits::MAX_CHOICES;
 use crate::schema;
@@ -22,12 +23,12 @@ struct Tag<'a> {
 ///
 /// # Errors
 /// [`Refused`] for other forms and for content that cannot be enforced.
-pub fn to_lark(tag: &Value) -> Result<String, Refused> {
+pub fn to_lark(tag: &Value, form: JsonForm) -> Result<String, Refused> {
     let format = &tag["format"];
     if format.is_null() {
         let tags = list(tag, "structures")?.iter().map(|one| {
             let text = |name: &str| string(one, name);
-            Ok(Tag { begin: text("begin")?, content: json(&one["schema"])?, end: text("end")? })
+            Ok(Tag { begin: text("begin")?, content: json(&one["schema"], form)?, end: text("end")? })
         });
         let tags = tags.collect::<Result<Vec<_>, Refused>>()?;
         return free_text(&strings(list(tag, "triggers")?)?, &tags, false);
@@ -52,7 +53,7 @@ pub fn to_lark(tag: &Value) -> Result<String, Refused> {
         }
         Ok(Tag {
             begin: string(one, "begin")?,
-            content: json(&content["json_schema"])?,
+            content: json(&content["json_schema"], form)?,
             end: string(one, "end")?,
         })
     });
@@ -91,9 +92,9 @@ fn free_text(triggers: &[&str], tags: &[Tag<'_>], at_least_one: bool) -> Result<
 }
 
 /// Checked schema of a tag's content, as text.
-fn json(content: &Value) -> Result<String, Refused> {
+fn json(content: &Value, form: JsonForm) -> Result<String, Refused> {
     schema::check(content)?;
-    Ok(schema::for_library(content))
+    Ok(schema::for_library(content, form))
 }
 
 fn list<'a>(value: &'a Value, name: &str) -> Result<&'a [Value], Refused> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use skein_gguf::is_gguf;
-use skein_grammar::{Grammars, tokenizer_fingerprint};
+use skein_grammar::{Grammars, JsonForm, tokenizer_fingerprint};
 use skein_proto::TokenId;
 
 use super::chat_template::ChatTemplate;
@@ -42,6 +42,8 @@ pub struct ModelText {
     pub grammars: Grammars,
     /// Default arguments of the chat template; a request's own override them.
     pub template_kwargs: Map<String, Value>,
+    /// Form of all JSON under a schema; a request can only be stricter.
+    pub json_form: JsonForm,
     /// Output formats of reasoning and calls.
     pub formats: Formats,
     /// Control tokens among the markers of these formats.
@@ -107,6 +109,7 @@ impl ModelText {
         (text.fingerprint, text.workers_tokenizer) = (fingerprint, workers_tokenizer);
         text.defaults.sampling.seed = sources.seed;
         text.template_kwargs = sources.template_kwargs.clone();
+        text.json_form = sources.json_form;
         let (calls, reasoning) = (sources.call_parser.as_deref(), sources.reasoning_parser.as_deref());
         text.set_formats(text.formats.with(calls, reasoning)?);
         Ok(text)
@@ -173,6 +176,7 @@ impl ModelText {
             defaults,
             grammars,
             template_kwargs: Map::new(),
+            json_form: JsonForm::default(),
             render_processes: None,
             facts: Facts::default(),
             fingerprint: 0,

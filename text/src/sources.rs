@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
+pub use skein_grammar::JsonForm;
 
 use super::bounded_read::{MAX_CONFIG_BYTES, read, read_json};
 use super::error::TextError;
@@ -23,6 +24,8 @@ pub struct TextSources {
     pub generation_overrides: Map<String, Value>,
     /// Default arguments of the chat template; a request's own override them.
     pub template_kwargs: Map<String, Value>,
+    /// Form of all JSON under a schema.
+    pub json_form: JsonForm,
     /// Tool-call parser by vLLM's name; `None` = detected from the template.
     pub call_parser: Option<String>,
     /// Reasoning parser by vLLM's name; `None` = detected from the template.

@@ -3,6 +3,7 @@
 //! so that they are reported together with problems of values. Pure.
 
 mod speculative;
+mod structured_outputs;
 mod vllm;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -160,8 +161,11 @@ impl<'a> Reading<'a> {
             Answer::Taken(how) => self.taken.push(format!("{spelt}: {how}")),
             Answer::Refused(_) if is_off => self.taken.push(format!("{spelt}: it is never on")),
             Answer::Refused(why) => self.refused.push(format!("{spelt}: {why}")),
-            Answer::Speculative if is_off => self.taken.push(format!("{spelt}: it is not needed")),
+            Answer::Speculative | Answer::StructuredOutputs if is_off => {
+                self.taken.push(format!("{spelt}: it is not needed"))
+            }
             Answer::Speculative => self.speculative(spelt, values.first().copied()),
+            Answer::StructuredOutputs => self.structured_outputs(spelt, values.first().copied()),
             Answer::Only(good, why) => match values.iter().find(|value| !good.contains(value)) {
                 Some(value) => self.refused.push(format!("{spelt} {value}: {why}")),
                 None => self.taken.push(format!("{spelt}: {why}")),
@@ -177,6 +181,25 @@ impl<'a> Reading<'a> {
             }
             Ok(Meaning::Speculate(_)) => self.refused.push(format!("{spelt}: is --speculate of skein serve")),
             Ok(Meaning::Nothing(why)) => self.taken.push(format!("{spelt}: {why}")),
+            Err(why) => self.refused.push(format!("{spelt}: {why}")),
+        }
+    }
+
+    fn structured_outputs(&mut self, spelt: &str, value: Option<&str>) {
+        let Some(value) = value else { return self.refused.push(format!("{spelt}: needs a value")) };
+        match structured_outputs::read(spelt, value) {
+            Ok(settings) if settings.is_empty() => {
+                self.taken.push(format!("{spelt}: {}", structured_outputs::ONE_LIBRARY));
+            }
+            Ok(settings) => {
+                for (name, value) in settings {
+                    if self.known.contains_key(name) {
+                        self.push(name, &value);
+                    } else {
+                        self.refused.push(format!("{spelt}: is --{name} of skein serve"));
+                    }
+                }
+            }
             Err(why) => self.refused.push(format!("{spelt}: {why}")),
         }
     }

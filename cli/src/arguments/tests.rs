@@ -33,7 +33,9 @@ fn every_flag_that_vllm_publishes_has_an_answer() {
             let note = word.starts_with("--flag-refused=") || word.starts_with("--flag-taken=");
             (note && word.contains(&format!("={name}"))) || word.starts_with(&format!("{name}="))
         };
-        let translates = |row: &Row| matches!(row.answer, Answer::Means(_) | Answer::Speculative);
+        let translates = |row: &Row| {
+            matches!(row.answer, Answer::Means(_) | Answer::Speculative | Answer::StructuredOutputs)
+        };
         let means = find(name.trim_start_matches("--")).is_some_and(translates);
         let switch = words.contains(&name.to_owned());
         assert!(words.iter().any(is_answered) || means || switch, "{name} has no answer: {words:?}");
@@ -82,6 +84,14 @@ fn flags_that_mean_the_same_are_passed_on() {
     check(r#"serve --speculative-config={"method":"ngram"}"#, "serve --speculate=ngram");
     check("serve --speculative-config.method suffix", "serve --speculate=suffix");
     check("serve --spec-model small", "serve --speculate=small");
+    check(
+        r#"serve --structured-outputs-config={"backend":"guidance","disable_any_whitespace":true}"#,
+        "serve --structured-outputs-whitespace=false",
+    );
+    check(
+        "serve --structured-outputs-config.disable_additional_properties true",
+        "serve --structured-outputs-additional-properties=false",
+    );
     check("serve --no-enable-prefix-caching", "serve --no-enable-prefix-caching");
     check("run --temperature 0 -- --not-a-flag", "run --temperature=0 -- --not-a-flag");
     check("bench serve --whatever 1", "bench serve --whatever 1");
@@ -119,6 +129,11 @@ fn flags_are_taken_or_refused_by_name_form_and_value() {
     check("serve --speculative-config.x a", REFUSED, &["--speculative-config.x: x has no counterpart"]);
     check("gateway --spec-method ngram", REFUSED, &["--spec-method: is --speculate of skein serve"]);
     check("serve --spec-tokens 5", TAKEN, &["--spec-tokens: how many tokens"]);
+    check(
+        "serve --structured-outputs-config.enable_in_reasoning true",
+        REFUSED,
+        &["--structured-outputs-config.enable_in_reasoning: enable_in_reasoning"],
+    );
     check("router --data-parallel-size 2", REFUSED, &[]);
     check("gateway --data-parallel-size 2", REFUSED, &["--data-parallel-size: is --workers of skein serve"]);
 }

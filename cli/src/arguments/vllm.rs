@@ -26,6 +26,8 @@ pub enum Answer {
     Refused(&'static str),
     /// Speculative decoding; see `speculative`.
     Speculative,
+    /// Options of constrained answers; see `structured_outputs`.
+    StructuredOutputs,
 }
 
 /// Flags that are handled alike. Names lack the two leading dashes; one-dash flags keep theirs.
@@ -43,7 +45,7 @@ const fn row(names: &'static [&'static str], takes: Takes, answer: Answer) -> Ro
     Row { names, takes, answer }
 }
 
-use Answer::{Means, Only, Refused, Speculative, Taken};
+use Answer::{Means, Only, Refused, Speculative, StructuredOutputs, Taken};
 use Takes::{Nothing, Value, Values};
 
 const ONE_DEVICE: &str = "a worker uses one device, or the CPU with --tensor-parallel-size and --pipeline-parallel-size; --workers N runs N full replicas";
@@ -552,11 +554,8 @@ pub const TABLE: &[Row] = &[
         Refused(NO_TOOL_OPTION),
     ),
     row(&["cohere-is-reasoning-model"], Nothing, Refused(NO_TOOL_OPTION)),
-    row(
-        &["structured-outputs-config", "guided-decoding-backend", "logits-processor-pattern"],
-        Value,
-        Refused(NO_GRAMMAR),
-    ),
+    row(&["structured-outputs-config"], Value, StructuredOutputs),
+    row(&["guided-decoding-backend", "logits-processor-pattern"], Value, Refused(NO_GRAMMAR)),
     row(&["logits-processors"], Values, Refused(NO_PYTHON)),
     row(
         &["aux-output-config", "watermark-config"],

@@ -187,6 +187,20 @@ pub const FLAGS: &[Flag] = &[
         FRONT | RUN | RUN_BATCH,
         "Reasoning format of the model, by vLLM's name: qwen3, deepseek_r1, mistral, … [default: detected from the chat template]",
     )),
+    tokens(switch(
+        "structured-outputs-whitespace",
+        "true",
+        MODEL,
+        FRONT | RUN | RUN_BATCH,
+        "Allow white space between the tokens of JSON that follows a schema; without, it is compact. Equal on all routers",
+    )),
+    tokens(switch(
+        "structured-outputs-additional-properties",
+        "true",
+        MODEL,
+        FRONT | RUN | RUN_BATCH,
+        "Let objects whose schema lists properties have others where it does not say additionalProperties. Equal on all routers",
+    )),
     tokens(one(
         "generation-config",
         Some("auto"),

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 use skein_node::config::{Settings, text};
 use skein_text::formats::Formats;
-use skein_text::sources::{GenerationSource, TextSources};
+use skein_text::sources::{GenerationSource, JsonForm, TextSources};
 
 /// Reads the settings; problems are recorded in `settings`. `seed` is left to the caller, because only
 /// servers have a default seed.
@@ -19,6 +19,10 @@ pub fn text_sources(settings: &mut Settings) -> TextSources {
         },
         generation_overrides: settings.value("override-generation-config", object).unwrap_or_default(),
         template_kwargs: settings.value("default-chat-template-kwargs", object).unwrap_or_default(),
+        json_form: JsonForm {
+            is_compact: !settings.switch("structured-outputs-whitespace"),
+            is_closed: !settings.switch("structured-outputs-additional-properties"),
+        },
         call_parser: settings.value("tool-call-parser", Formats::check_call_parser),
         reasoning_parser: settings.value("reasoning-parser", Formats::check_reasoning_parser),
         seed: None,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use serde_json::json;
-use skein_grammar::{Refused, Source};
+use skein_grammar::{JsonForm, Refused, Source};
 use skein_proto::sampling::Grammar;
 use skein_text::formats::grammar::{Answer, holds_calls};
 use skein_text::formats::tools::{Choice, Function, ToolUse};
@@ -12,17 +12,19 @@ use skein_text::formats::{Opening, Plan};
 use skein_text::model_text::ModelText;
 
 use crate::refusal::Refusal;
-use crate::request::{Draft, Prompt};
+use crate::request::{Constraint, Draft, Prompt};
 use crate::text::text_stream::Split;
 
 /// Tokens of `max_tokens` reserved for constrained text after reasoning. In a short answer, reasoning may
 /// take half.
 const TOKENS_AFTER_THOUGHT: u32 = 1024;
 
-/// Refuses a constraint that does not compile.
-pub fn compile(source: &Source, field: &'static str, text: &ModelText) -> Result<(), Refusal> {
+/// Gives a constraint the server's form of JSON. Refuses one that does not compile.
+pub fn compile(constraint: &mut Constraint, text: &ModelText) -> Result<(), Refusal> {
+    let field = constraint.field;
     let refuse = |refused: Refused| Refusal::invalid(field, format!("{field}: {refused}."));
-    text.grammars.compile(source).map(drop).map_err(refuse)
+    constraint.source = constraint.source.in_form(text.json_form).map_err(refuse)?;
+    text.grammars.compile(&constraint.source).map(drop).map_err(refuse)
 }
 
 /// Passes `reasoning_effort` to the chat template.
@@ -84,7 +86,9 @@ pub fn arguments(tools: &ToolUse, text: &ModelText) -> Result<Vec<String>, Refus
 
 /// A schema that cannot be enforced is refused if the function is strict; otherwise any object is allowed.
 fn arguments_of(at: usize, function: &Function, text: &ModelText) -> Result<String, Refusal> {
-    let compiled = Source::json_schema(&function.parameters)
+    let strict = JsonForm { is_closed: function.strict, ..JsonForm::default() };
+    let form = text.json_form.and(strict);
+    let compiled = Source::json_schema_in(&function.parameters, form)
         .and_then(|source| text.grammars.compile(&source).map(|_| source.nested()));
     match compiled {
         Ok(nested) => Ok(nested),
@@ -93,7 +97,7 @@ fn arguments_of(at: usize, function: &Function, text: &ModelText) -> Result<Stri
             Err(Refusal::invalid("tools", message))
         }
         Err(_) => {
-            let any = Source::json_schema(&json!({"type": "object"}));
+            let any = Source::json_schema_in(&json!({"type": "object"}), form);
             any.map(|source| source.nested()).map_err(|_| Refusal::Internal)
         }
     }
@@ -118,8 +122,9 @@ pub fn grammar(
             let last = last.map(|constraint| &constraint.source);
             let control = text.tokenizer.control();
             let thought_tokens = thought_tokens(max_tokens);
+            let (tools, json_form) = (&draft.tools, text.json_form);
             let answer =
-                Answer { formats, opening, tools: &draft.tools, arguments, last, thought_tokens, control };
+                Answer { formats, opening, tools, arguments, json_form, last, thought_tokens, control };
             answer.grammar().map_err(refuse)?
         }
     };

@@ -145,8 +145,8 @@ fn check_fields(
     let sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits, &mut faults);
     faults.value_of(answer_form::effort(draft, text));
     let arguments = faults.value_of(answer_form::arguments(&draft.tools, text));
-    let constraint = draft.constraint.as_ref();
-    faults.value_of(constraint.map_or(Ok(()), |one| answer_form::compile(&one.source, one.field, text)));
+    let constraint = draft.constraint.as_mut();
+    faults.value_of(constraint.map_or(Ok(()), |one| answer_form::compile(one, text)));
     let stop = faults.value_of(stop_strings(&draft.sampling.stop, limits));
     faults.value_of(truncate::check(draft.truncation));
     faults.value_of(words::check_bad_words(&draft.sampling.bad_words));

@@ -2,7 +2,7 @@
 //! required format. It uses the same markers as the splitter.
 
 use serde_json::{Value, json};
-use skein_grammar::{Refused, Source};
+use skein_grammar::{JsonForm, Refused, Source};
 
 use super::tools::{Choice, Function, ToolUse, ValueKind};
 use super::{Body, Format, Formats, Keyed, Opening};
@@ -24,6 +24,8 @@ pub struct Answer<'a> {
     pub tools: &'a ToolUse,
     /// Grammar fragment for each function's arguments, in the order of the functions.
     pub arguments: &'a [String],
+    /// Form of JSON in arguments that stand alone.
+    pub json_form: JsonForm,
     /// Required format of the final text; `None` = free text.
     pub last: Option<&'a Source>,
     /// Most tokens of reasoning, if constrained text must follow it.
@@ -66,6 +68,11 @@ impl Answer<'_> {
         let text =
             format!("start: {start}\ngap: {GAP}\nANY: /(?s:.+)/\nFREE: {}\n{}", self.free(&lark), lark.rules);
         Source::from_text(text).map(Some)
+    }
+
+    fn form_of<'f>(&self, function: &'f Function) -> Formed<'f> {
+        let strict = JsonForm { is_closed: function.strict, ..JsonForm::default() };
+        Formed { function, json: self.json_form.and(strict) }
     }
 
     /// Most tokens of reasoning; `None` if nothing has to follow it, so reasoning without an end does no
@@ -137,7 +144,7 @@ impl Answer<'_> {
         let mut each = Vec::new();
         for (at, function) in self.tools.callable() {
             let arguments = self.arguments.get(at).map_or("%json {}", String::as_str);
-            let body = call(lark, &format.body, function, arguments)?;
+            let body = call(lark, &format.body, &self.form_of(function), arguments)?;
             each.push(lark.rule(&body));
         }
         let one = lark.rule(&each.join(" | "));
@@ -191,9 +198,35 @@ impl Answer<'_> {
     }
 }
 
-/// One call of `function`, without the markers around it.
-fn call(lark: &mut Lark<'_>, body: &Body, function: &Function, arguments: &str) -> Result<String, Refused> {
-    let name = &function.name;
+/// A function, and the form of JSON in its arguments.
+struct Formed<'a> {
+    function: &'a Function,
+    json: JsonForm,
+}
+
+impl Formed<'_> {
+    /// Grammar of one argument.
+    fn argument(&self, schema: &Value) -> Result<String, Refused> {
+        let mut inner = schema.clone();
+        for definitions in ["$defs", "definitions"] {
+            if let (Some(defined), Value::Object(fields)) =
+                (self.function.parameters.get(definitions), &mut inner)
+            {
+                fields.insert(definitions.to_owned(), defined.clone());
+            }
+        }
+        Source::json_schema_in(&inner, self.json).map(|source| source.nested())
+    }
+
+    /// Grammar of an argument of any content.
+    fn any_argument(&self) -> Result<String, Refused> {
+        Source::json_schema_in(&json!({}), self.json).map(|source| source.nested())
+    }
+}
+
+/// One call of a function, without the markers around it.
+fn call(lark: &mut Lark<'_>, body: &Body, formed: &Formed<'_>, arguments: &str) -> Result<String, Refused> {
+    let name = &formed.function.name;
     Ok(match body {
         Body::Envelope { arguments: key, pad } => {
             let begin = format!("{pad}{{\"name\": \"{name}\", \"{key}\": ");
@@ -207,18 +240,19 @@ fn call(lark: &mut Lark<'_>, body: &Body, function: &Function, arguments: &str) 
             let number = if *numbered { " \":\" /[0-9]{1,3}/ " } else { " " };
             format!("{}{number}{} {arguments}", lark.spelt(&format!("{before}{name}")), lark.spelt(after))
         }
-        Body::Keyed(keyed) => keyed_call(lark, keyed, function)?,
-        Body::Pythonic => pythonic_call(function),
+        Body::Keyed(keyed) => keyed_call(lark, keyed, formed)?,
+        Body::Pythonic => pythonic_call(formed),
         Body::Harmony => String::new(),
     })
 }
 
 /// A call with each argument between tags: required arguments, then any optional ones, in schema order.
-fn keyed_call(lark: &mut Lark<'_>, tags: &Keyed, function: &Function) -> Result<String, Refused> {
+fn keyed_call(lark: &mut Lark<'_>, tags: &Keyed, formed: &Formed<'_>) -> Result<String, Refused> {
+    let function = formed.function;
     let mut parts = vec![lark.spelt(&format!("{}{}{}", tags.name_open, function.name, tags.name_close))];
     for (key, schema) in function.properties().into_iter().flatten() {
         let open = lark.spelt(&format!("{}{key}{}{}", tags.key_open, tags.key_close, tags.value_open));
-        let value = keyed_value(lark, tags, function, key, schema)?;
+        let value = keyed_value(lark, tags, formed, key, schema)?;
         let argument = format!("{open} {value}");
         let mark = if function.requires(key) { "" } else { "?" };
         parts.push(format!("({argument}){mark}"));
@@ -231,10 +265,11 @@ fn keyed_call(lark: &mut Lark<'_>, tags: &Keyed, function: &Function) -> Result<
 fn keyed_value(
     lark: &mut Lark<'_>,
     tags: &Keyed,
-    function: &Function,
+    formed: &Formed<'_>,
     key: &str,
     schema: &Value,
 ) -> Result<String, Refused> {
+    let function = formed.function;
     let end = lark.spelt(tags.value_close);
     let kind = function.kind(key);
     if let Some(values) = schema["enum"].as_array().filter(|_| kind == ValueKind::Text) {
@@ -260,31 +295,16 @@ fn keyed_value(
         let after = tags.value_close.trim_start().trim_start_matches(tag);
         return Ok(format!("{} {}", lark.until("ANY", tag), lark.spelt(after)));
     }
-    let mut inner = schema.clone();
-    for definitions in ["$defs", "definitions"] {
-        if let (Some(defined), Value::Object(fields)) = (function.parameters.get(definitions), &mut inner) {
-            fields.insert(definitions.to_owned(), defined.clone());
-        }
-    }
-    let value = Source::json_schema(&inner)
-        .or_else(|refused| if function.strict { Err(refused) } else { Source::json_schema(&json!({})) })?;
-    Ok(format!("{} {end}", value.nested()))
+    let any = |refused| if function.strict { Err(refused) } else { formed.any_argument() };
+    Ok(format!("{} {end}", formed.argument(schema).or_else(any)?))
 }
 
 /// `f(a=1, b="x")`: required arguments in schema order, then any optional ones.
-fn pythonic_call(function: &Function) -> String {
+fn pythonic_call(formed: &Formed<'_>) -> String {
+    let function = formed.function;
     let value = |schema: &Value| {
-        let mut inner = schema.clone();
-        for definitions in ["$defs", "definitions"] {
-            if let (Some(defined), Value::Object(fields)) = (function.parameters.get(definitions), &mut inner)
-            {
-                fields.insert(definitions.to_owned(), defined.clone());
-            }
-        }
-        let any = || Source::json_schema(&json!({}));
-        Source::json_schema(&inner)
-            .or_else(|_| any())
-            .map_or_else(|_| "%json {}".to_owned(), |source| source.nested())
+        let any = |_| formed.any_argument();
+        formed.argument(schema).or_else(any).unwrap_or_else(|_| "%json {}".to_owned())
     };
     let (mut first, mut text) = (true, quoted(&format!("{}(", function.name)));
     let properties = function.properties();

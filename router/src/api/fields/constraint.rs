@@ -2,7 +2,7 @@
 //! older `guided_*`.
 
 use serde_json::{Map, Value};
-use skein_grammar::{Refused, Source};
+use skein_grammar::{JsonForm, Refused, Source};
 
 use super::object::{Fields, is_too_deep, too_deep, wrong};
 use crate::refusal::Refusal;
@@ -65,15 +65,15 @@ const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "
 fn of_structured_outputs(mut structured: Map<String, Value>, fields: &mut Fields) -> Vec<Found> {
     let field = "structured_outputs";
     let mut found = Vec::new();
+    let form = form(&mut structured);
     for kind in KINDS {
         let value = structured.shift_remove(kind);
         let constraint = value.and_then(|value| source(field, kind, &value).transpose());
+        let constraint = constraint.map(|constraint| constraint.and_then(|one| in_form(one, form)));
         found.extend(constraint.map(|constraint| Found::new(field, kind, constraint)));
     }
     // Hints for vLLM's backends that do not change the result here.
-    for hint in
-        ["disable_any_whitespace", "disable_fallback", "disable_additional_properties", "whitespace_pattern"]
-    {
+    for hint in ["disable_fallback", "whitespace_pattern"] {
         if structured.get(hint).is_some_and(|value| value.is_null() || *value == false) {
             structured.shift_remove(hint);
         }
@@ -108,8 +108,23 @@ fn leave_unknown(fields: &mut Fields, format: &Value) {
     }
 }
 
-/// OpenAI's field. The schema is enforced even with `strict: false`. Other servers take one with
-/// `json_object`, too.
+/// Takes vLLM's options of one request. Others than flags are left, and refused.
+fn form(structured: &mut Map<String, Value>) -> JsonForm {
+    let mut flag = |name: &str| match structured.get(name) {
+        Some(Value::Null | Value::Bool(_)) => structured.shift_remove(name) == Some(Value::Bool(true)),
+        _ => false,
+    };
+    JsonForm { is_compact: flag("disable_any_whitespace"), is_closed: flag("disable_additional_properties") }
+}
+
+fn in_form(constraint: Constraint, form: JsonForm) -> Result<Constraint, Refusal> {
+    let Constraint { source, field } = constraint;
+    let source = source.in_form(form).map_err(|refused| refusal(field, &refused))?;
+    Ok(Constraint { source, field })
+}
+
+/// OpenAI's field. The schema is enforced even with `strict: false`; `strict: true` also closes objects. Other
+/// servers take one with `json_object`, too.
 fn of_response_format(format: &Value) -> Result<Option<Constraint>, Refusal> {
     let field = "response_format";
     match format["type"].as_str() {
@@ -120,7 +135,11 @@ fn of_response_format(format: &Value) -> Result<Option<Constraint>, Refusal> {
             None => source(field, "json_object", &Value::Bool(true)),
         },
         Some("json_schema") => match format["json_schema"].get("schema").filter(|schema| !schema.is_null()) {
-            Some(schema) => source(field, "json", schema),
+            Some(schema) => {
+                let is_closed = format["json_schema"]["strict"] == true;
+                let form = JsonForm { is_closed, ..JsonForm::default() };
+                source(field, "json", schema)?.map(|constraint| in_form(constraint, form)).transpose()
+            }
             None => Err(Refusal::invalid(field, "response_format.json_schema.schema is required.")),
         },
         Some("structural_tag") => source(field, "structural_tag", format),

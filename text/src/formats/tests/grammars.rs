@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use skein_grammar::token_bytes::{TokenBytes, TokenDecoder};
-use skein_grammar::{Library, Source};
+use skein_grammar::{JsonForm, Library, Source};
 use skein_proto::TokenId;
 
 use super::super::grammar::{Answer, holds_calls};
@@ -139,6 +139,7 @@ impl Case {
             opening: self.opening,
             tools: &self.tools,
             arguments: &arguments,
+            json_form: JsonForm::default(),
             last: self.last.as_ref(),
             thought_tokens: THOUGHT_TOKENS,
             control: &vocabulary().control,
@@ -319,6 +320,7 @@ fn limits_that_tags_cannot_enforce_are_refused_by_name() {
             opening: case.opening,
             tools: &case.tools,
             arguments: &["%json {}".to_owned()],
+            json_form: JsonForm::default(),
             last: None,
             thought_tokens: THOUGHT_TOKENS,
             control: &vocabulary().control,

@@ -113,7 +113,9 @@ fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
     }
     let format = text.shift_remove("format").unwrap_or_else(|| json!({"type": "text"}));
     let chat = match format["type"].as_str() {
-        Some("json_schema") => json!({"type": "json_schema", "json_schema": {"schema": format["schema"]}}),
+        Some("json_schema") => {
+            json!({"type": "json_schema", "json_schema": {"schema": format["schema"], "strict": format["strict"]}})
+        }
         _ => format.clone(),
     };
     echo.insert("text".to_owned(), json!({"format": format}));
