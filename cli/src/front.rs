@@ -243,10 +243,9 @@ impl Connector for SupervisedWorkers {
 fn bad_model(model: &Path, error: &TextError) -> Failure {
     let message = match error {
         // These name the file.
-        TextError::Unreadable { .. }
-        | TextError::TooLarge { .. }
-        | TextError::NoTokenizer { .. }
-        | TextError::Gguf(_) => error.to_string(),
+        TextError::Unreadable { .. } | TextError::NoTokenizer { .. } | TextError::Gguf(_) => {
+            error.to_string()
+        }
         _ => format!("{}: {error}", model.display()),
     };
     Failure::new(MODEL, message)
