@@ -1,6 +1,6 @@
 //! Reads files that others chose, such as those of a model's directory or of an adapter. Opening a named pipe
-//! waits for a writer, which may never come, and a device may have no end: only regular files are opened, and at
-//! most a given number of bytes is read.
+//! waits for a writer, which may never come, and a device may have no end: only regular files are opened, and
+//! at most a given number of bytes is read.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Read};

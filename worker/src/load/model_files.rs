@@ -69,8 +69,8 @@ pub(super) fn quantised_form(
     Ok(stored_form(spec, &Weights::open(&config.model)?)?)
 }
 
-/// Content of the tokenizer.json in the directory `model`, or its equivalent from a GGUF file; `None` if there
-/// is none that can be used.
+/// Content of the tokenizer.json in the directory `model`, or its equivalent from a GGUF file; `None` if
+/// there is none that can be used.
 ///
 /// # Errors
 /// If there is a file that cannot be read.
