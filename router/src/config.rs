@@ -22,6 +22,9 @@ pub struct RouterConfig {
     pub root_path: String,
     /// Keys that open the API; an empty list opens it to all.
     pub api_keys: Vec<String>,
+    /// Key that also opens what changes the server for all clients. Without one, only a server without keys
+    /// lets clients do this.
+    pub admin_api_key: Option<String>,
     /// Bounds on all requests together.
     pub admission: AdmissionConfig,
     /// Bounds on what one client may send.
@@ -69,6 +72,7 @@ impl RouterConfig {
             text: TextSources::default(),
             root_path: String::new(),
             api_keys: Vec::new(),
+            admin_api_key: None,
             admission: AdmissionConfig::default(),
             limits: RequestLimits::default(),
             refuse_unknown_fields: false,

@@ -86,6 +86,9 @@ pub enum Refusal {
     /// The API key is wrong.
     #[error("Incorrect API key provided.")]
     Unauthorized,
+    /// The API key is not enough for this.
+    #[error("{0}")]
+    Forbidden(String),
     /// Something that excludes this is under way.
     #[error("{0}")]
     Conflict(String),
@@ -226,6 +229,7 @@ impl Refusal {
             Self::MissingKey | Self::Unauthorized => {
                 shape(401, "invalid_request_error", Some("invalid_api_key"))
             }
+            Self::Forbidden(_) => shape(403, "permission_error", Some("admin_key_required")),
             Self::DuplicateId(_) => shape(409, "invalid_request_error", Some("duplicate_request_id")),
             Self::Conflict(_) => shape(409, "invalid_request_error", Some("conflict")),
             Self::NotContinued => shape(409, "invalid_request_error", Some("not_continued")),
@@ -281,9 +285,10 @@ impl Refusal {
             Self::ModelNotFound { .. } | Self::NotFound(_) => tonic::Code::NotFound,
             Self::MethodNotAllowed(_) => tonic::Code::Unimplemented,
             Self::MissingKey | Self::Unauthorized => tonic::Code::Unauthenticated,
+            Self::Forbidden(_) => tonic::Code::PermissionDenied,
             Self::DuplicateId(_) => tonic::Code::AlreadyExists,
             Self::NotContinued | Self::VersionGone | Self::Conflict(_) => tonic::Code::FailedPrecondition,
-            Self::Overloaded { .. } => tonic::Code::ResourceExhausted,
+            Self::Overloaded { .. } | Self::NoRoom => tonic::Code::ResourceExhausted,
             Self::NoReadyWorker { .. } | Self::Draining => tonic::Code::Unavailable,
             Self::DeadlineExceeded { .. } | Self::DeadlineTooShort { .. } => tonic::Code::DeadlineExceeded,
             Self::WorkersLost { .. } | Self::NotResumed(_) | Self::Internal => tonic::Code::Internal,

@@ -36,6 +36,11 @@ impl FrontSettings {
         let host = settings.value("host", text).unwrap_or_default();
         let port = settings.value("port", port).unwrap_or(0);
         let api_keys = settings.list("api-key", text);
+        let admin_api_key = settings.value("admin-api-key", text);
+        if admin_api_key.as_ref().is_some_and(|key| api_keys.contains(key)) {
+            settings
+                .problem("--admin-api-key is also an --api-key; choose another, which only operators have");
+        }
         let admission = AdmissionConfig {
             max_num_queued_reqs: small(settings, "max-num-queued-reqs", 1, 1_000_000)
                 .unwrap_or(defaults.admission.max_num_queued_reqs),
@@ -50,6 +55,7 @@ impl FrontSettings {
         let logprobs = logprobs.unwrap_or(defaults.limits.logprobs);
         let router = RouterConfig {
             api_keys,
+            admin_api_key,
             allowed_origins: settings.list("allowed-origins", origins).concat(),
             batch_dir: settings.value("batch-dir", text).map(PathBuf::from),
             runtime_adapters: settings.switch("allow-runtime-lora-updating"),

@@ -212,6 +212,14 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "Key that clients must send; may be given several times [default: open to all]",
     )),
+    tokens(secret(one(
+        "admin-api-key",
+        None,
+        "KEY",
+        API,
+        FRONT,
+        "Key that also loads adapters and replaces the model; without it, an --api-key does neither [default: none]",
+    ))),
     many(
         "allowed-origins",
         "ORIGIN",

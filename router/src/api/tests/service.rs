@@ -44,6 +44,48 @@ async fn everything_but_health_needs_the_key() {
 }
 
 #[tokio::test]
+async fn what_changes_the_server_needs_the_admin_key() {
+    let check = async |keys: &[&str], admin: Option<&str>, sent: Option<&str>, expected: u16| {
+        let mut config = testing::config();
+        config.api_keys = keys.iter().map(|key| (*key).to_owned()).collect();
+        config.admin_api_key = admin.map(str::to_owned);
+        config.runtime_adapters = true;
+        let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), config);
+        for path in ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"] {
+            let mut request = post_bytes(path, "{}");
+            if let Some(key) = sent {
+                request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+            }
+            let answer = send(&app, request).await;
+            assert_eq!(answer.status, expected, "{path} {keys:?} {sent:?}: {}", answer.body);
+            let is_refused = answer.json()["error"]["code"] == "admin_key_required";
+            assert_eq!(is_refused, expected == 403, "{}", answer.body);
+        }
+        let mut call = post_bytes("/skein.worker.v1.Worker/UnloadAdapter", vec![0; 5]);
+        call.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
+        if let Some(key) = sent {
+            call.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+        }
+        let status = send(&app, call).await.header("grpc-status").to_owned();
+        let refused = match expected {
+            401 => status == "16",
+            403 => status == "7",
+            _ => status != "16" && status != "7",
+        };
+        assert!(refused, "gRPC {keys:?} {sent:?}: {status}");
+    };
+    // 400: it reached the handler, which misses its fields.
+    check(&[], None, None, 400).await;
+    check(&["one"], None, Some("one"), 403).await;
+    check(&["one"], Some("root"), None, 401).await;
+    check(&["one"], Some("root"), Some("wrong"), 401).await;
+    check(&["one"], Some("root"), Some("one"), 403).await;
+    check(&["one"], Some("root"), Some("root"), 400).await;
+    check(&[], Some("root"), None, 401).await;
+    check(&[], Some("root"), Some("root"), 400).await;
+}
+
+#[tokio::test]
 async fn the_servers_address_answers_with_a_page_of_links_that_lead_somewhere() {
     let page = get(says("x"), "/").await;
     assert_eq!((page.status, page.header("content-type")), (200, "text/html; charset=utf-8"));
