@@ -153,6 +153,11 @@ pub enum Refusal {
         /// The last fault, for the log only: a worker's error text is not for clients.
         reason: String,
     },
+    /// There is no room for a file or a batch.
+    #[error(
+        "The server has no room for more files and batches; delete files that are no longer needed, or retry later."
+    )]
+    NoRoom,
     /// A broken invariant of ours.
     #[error("Internal error; quote the request id when you report it.")]
     Internal,
@@ -243,6 +248,7 @@ impl Refusal {
             Self::WorkersLost { .. } | Self::NotResumed(_) => {
                 shape(500, "server_error", Some("engine_error"))
             }
+            Self::NoRoom => shape(507, "server_error", Some("insufficient_storage")),
             Self::Internal => shape(500, "server_error", Some("internal_error")),
         }
     }
