@@ -66,8 +66,9 @@ impl Launch {
         let mut command = tokio::process::Command::new(&self.binary);
         // Secrets among our variables are not for workers.
         let ours = std::env::vars_os().map(|(name, _)| name);
-        config::own_variables(ours, &settings::FOREIGN_VARIABLES)
-            .for_each(|name| drop(command.env_remove(name)));
+        for name in config::own_variables(ours, &settings::FOREIGN_VARIABLES) {
+            command.env_remove(name);
+        }
         command.arg(WORKER).arg(format!("--{SUPERVISED}={name}"));
         let worker =
             SupervisedWorker { config: self.config(index, engine, threads), log: of_worker(&self.log, name) };

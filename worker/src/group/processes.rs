@@ -380,7 +380,9 @@ impl Start {
 fn command(given: &RankCommand, variables: impl IntoIterator<Item = OsString>) -> Command {
     let mut command = Command::new(&given.binary);
     command.args(&given.arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
-    own_variables(variables, &[KERNEL_CACHE_VARIABLE]).for_each(|name| drop(command.env_remove(name)));
+    for name in own_variables(variables, &[KERNEL_CACHE_VARIABLE]) {
+        command.env_remove(name);
+    }
     // Only the leader handles Ctrl-C: it lets requests finish.
     command.process_group(0);
     command
