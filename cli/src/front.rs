@@ -180,7 +180,8 @@ pub async fn start_with(
     let text = text.rendered_by(render_processes(&config.model, &config.text));
     let text = ModelText { facts: model::facts(&config.model), ..text };
     let name = text.name();
-    let batches = config.batch_dir.as_deref().map(Store::open).transpose();
+    let batches =
+        config.batch_dir.as_deref().map(|directory| Store::open(directory, config.batch_limits)).transpose();
     let batches = batches.map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let cluster = Cluster::start_with(&config, changes, &name, Tuning::default(), connector);
     cluster.expect_tokenizer(text.workers_tokenizer, text.grammars.fingerprint());
@@ -243,10 +244,9 @@ impl Connector for SupervisedWorkers {
 fn bad_model(model: &Path, error: &TextError) -> Failure {
     let message = match error {
         // These name the file.
-        TextError::Unreadable { .. }
-        | TextError::TooLarge { .. }
-        | TextError::NoTokenizer { .. }
-        | TextError::Gguf(_) => error.to_string(),
+        TextError::Unreadable { .. } | TextError::NoTokenizer { .. } | TextError::Gguf(_) => {
+            error.to_string()
+        }
         _ => format!("{}: {error}", model.display()),
     };
     Failure::new(MODEL, message)

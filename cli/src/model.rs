@@ -3,7 +3,6 @@
 //! rest.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +10,7 @@ use serde_json::Value;
 use skein_gguf::{GgufModel, is_gguf};
 use skein_hub::{Cache, ModelName, Need, Revision};
 use skein_node::config::Settings;
+use skein_sys::regular_file;
 pub use skein_text::model_text::Facts;
 
 use crate::exit::{Failure, MODEL};
@@ -156,7 +156,8 @@ pub fn facts(model: &Path) -> Facts {
     if is_gguf(model) {
         return GgufModel::open(model).map(|model| gguf_facts(&model)).unwrap_or_default();
     }
-    let config: Value = read_bounded(&model.join("config.json"), MAX_CONFIG_BYTES)
+    let config: Value = regular_file::read(&model.join("config.json"), MAX_CONFIG_BYTES)
+        .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default();
     let mut facts =
@@ -213,7 +214,8 @@ pub fn vocab_size(model: &Path) -> Option<u32> {
         return config["vocab_size"].as_u64().and_then(|size| u32::try_from(size).ok());
     }
     let config: Value =
-        serde_json::from_slice(&read_bounded(&model.join("config.json"), MAX_CONFIG_BYTES)?).ok()?;
+        serde_json::from_slice(&regular_file::read(&model.join("config.json"), MAX_CONFIG_BYTES).ok()?)
+            .ok()?;
     let size = config["vocab_size"].as_u64().or_else(|| config["text_config"]["vocab_size"].as_u64());
     size.and_then(|size| u32::try_from(size).ok())
 }
@@ -224,7 +226,8 @@ fn weight_files(model: &Path) -> Vec<PathBuf> {
     if single.exists() {
         return vec![single];
     }
-    let index: Value = read_bounded(&model.join("model.safetensors.index.json"), MAX_CONFIG_BYTES)
+    let index: Value = regular_file::read(&model.join("model.safetensors.index.json"), MAX_CONFIG_BYTES)
+        .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default();
     let names = index["weight_map"].as_object().into_iter().flatten().filter_map(|(_, file)| file.as_str());
@@ -235,7 +238,7 @@ fn weight_files(model: &Path) -> Vec<PathBuf> {
 
 /// The JSON header of a safetensors file.
 fn header(path: &Path) -> Option<Value> {
-    let mut file = File::open(path).ok()?;
+    let mut file = regular_file::open(path).ok()?;
     let mut length = [0; 8];
     file.read_exact(&mut length).ok()?;
     let length = u64::from_le_bytes(length);
@@ -245,12 +248,6 @@ fn header(path: &Path) -> Option<Value> {
     let mut text = Vec::new();
     file.take(length).read_to_end(&mut text).ok()?;
     serde_json::from_slice(&text).ok()
-}
-
-fn read_bounded(path: &Path, limit: u64) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path).ok()?.take(limit).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
 }
 
 #[cfg(test)]

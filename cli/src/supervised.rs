@@ -65,12 +65,9 @@ impl Launch {
     pub fn start(&self, index: usize, name: &str, engine: &EngineSettings, threads: usize) -> WorkerStart {
         let mut command = tokio::process::Command::new(&self.binary);
         // Secrets among our variables are not for workers.
-        for (variable, _) in std::env::vars_os() {
-            let name = variable.to_string_lossy();
-            let is_foreign = settings::FOREIGN_VARIABLES.contains(&&*name);
-            if name.starts_with(config::ENV_PREFIX) && !is_foreign {
-                command.env_remove(&variable);
-            }
+        let ours = std::env::vars_os().map(|(name, _)| name);
+        for name in config::own_variables(ours, &settings::FOREIGN_VARIABLES) {
+            command.env_remove(name);
         }
         command.arg(WORKER).arg(format!("--{SUPERVISED}={name}"));
         let worker =

@@ -47,7 +47,7 @@ impl Shared {
     /// The state of a process with these workers, before any request.
     pub fn new(config: UpstreamConfig, links: Vec<Link>, servers: Servers) -> Self {
         Self {
-            keys: ApiKeys::new(&config.router.api_keys),
+            keys: ApiKeys::new(&config.router.api_keys, config.router.admin_api_key.as_deref()),
             drain: Drain::default(),
             metrics: UpstreamMetrics::new(),
             seed: random::seed(),

@@ -1,12 +1,12 @@
 //! Maps a model's GGUF files: one, or the parts of a split model.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use skein_sys::mapped::{Bytes, MappedFile};
+use skein_sys::regular_file;
 
 use crate::header::{Header, TensorInfo};
 use crate::metadata::Value;
@@ -21,8 +21,8 @@ pub fn is_gguf(path: &Path) -> bool {
         return false;
     }
     let mut magic = [0; 4];
-    let begins =
-        File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == *b"GGUF";
+    let begins = regular_file::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok()
+        && magic == *b"GGUF";
     begins || path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 

@@ -84,6 +84,9 @@ impl Grammars {
     }
 }
 
+/// Largest tokenizer.json that is read, in bytes; public models have up to about 35 MB.
+pub const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
+
 /// Hash of a tokenizer.json, by which a router recognises workers of a model with another tokenizer. Never 0.
 pub fn tokenizer_fingerprint(tokenizer: &[u8]) -> u64 {
     xxh3_64(tokenizer).max(1)

@@ -26,7 +26,7 @@ mod words;
 
 pub use error::{Refused, Stuck};
 pub use form::JsonForm;
-pub use grammars::{Grammars, tokenizer_fingerprint};
+pub use grammars::{Grammars, MAX_TOKENIZER_BYTES, tokenizer_fingerprint};
 pub use library::{Compiled, Library, Matcher, Next, VERSION};
 pub use mask::Mask;
 pub use source::Source;

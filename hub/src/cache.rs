@@ -9,9 +9,11 @@
 //! ```
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
+
+use skein_sys::regular_file;
 
 use crate::error::HubError;
 use crate::files::{self, Need, Weights};
@@ -238,7 +240,7 @@ fn is_complete(snapshot: &Path, need: Need) -> bool {
         (Need::Text, _) | (Need::All, Ok(Weights::Single)) => true,
         (Need::All, Err(_)) => false,
         (Need::All, Ok(Weights::Indexed)) => {
-            let index = read_bounded(&snapshot.join(files::INDEX), MAX_INDEX_BYTES);
+            let index = regular_file::read(&snapshot.join(files::INDEX), MAX_INDEX_BYTES);
             index.is_ok_and(|index| {
                 files::shards(&index).is_ok_and(|shards| shards.iter().all(|name| is_there(name)))
             })
@@ -246,15 +248,8 @@ fn is_complete(snapshot: &Path, need: Need) -> bool {
     }
 }
 
-/// Reads at most `limit` bytes of a file.
-pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 fn read_ref(path: &Path) -> Option<String> {
-    let bytes = read_bounded(path, MAX_REF_BYTES).ok()?;
+    let bytes = regular_file::read(path, MAX_REF_BYTES).ok()?;
     let commit = String::from_utf8(bytes).ok()?.trim().to_owned();
     is_commit(&commit).then_some(commit)
 }

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use futures::{StreamExt, TryStreamExt, stream};
+use skein_sys::regular_file;
 
 use crate::api::{self, Blob, Listing};
-use crate::cache::{Cache, Repository, read_bounded};
+use crate::cache::{Cache, Repository};
 use crate::client::Client;
 use crate::environment::Environment;
 use crate::error::HubError;
@@ -129,7 +130,7 @@ impl Pull<'_> {
     async fn shards(&self, listed: &[&str]) -> Result<Vec<String>, HubError> {
         self.files(&[files::INDEX.to_owned()]).await?;
         let place = self.repository.snapshot(&self.listing.commit).join(files::INDEX);
-        let index = read_bounded(&place, MAX_INDEX_BYTES).map_err(HubError::disk(&place))?;
+        let index = regular_file::read(&place, MAX_INDEX_BYTES).map_err(HubError::disk(&place))?;
         let bad = |why| Err(self.unsuitable("usable index of weights", format!("{}: {why}", files::INDEX)));
         let shards = match files::shards(&index) {
             Ok(shards) => shards,

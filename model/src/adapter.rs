@@ -14,8 +14,7 @@ use super::adapter_config::AdapterConfig;
 use super::adapter_modules::{Modules, PREFIX};
 use super::checkpoint::SafetensorsFiles as Weights;
 use super::checkpoint::quantised::{Raw, float};
-use super::fields::Fields;
-use super::fields::read_object;
+use super::fields::{Fields, read_json, read_object};
 use super::tensors::{Kind, Tensor};
 use crate::shard::Part;
 
@@ -69,10 +68,8 @@ impl Adapter {
     /// # Errors
     /// If the configuration cannot be read.
     pub fn fingerprint(&self) -> Result<u64, LoadError> {
-        let path = self.dir.join(CONFIG);
-        let config = std::fs::read(&path).map_err(|source| LoadError::Read { path, source })?;
         let mut hash = Xxh3Default::new();
-        hash.update(&config);
+        hash.update(&read_json(&self.dir.join(CONFIG))?);
         self.tensors.sample(&mut |bytes| hash.update(bytes));
         self.tensors.stamp(&mut |bytes| hash.update(bytes));
         Ok(hash.digest())
@@ -87,7 +84,7 @@ impl Adapter {
         for file in [CONFIG, TENSORS] {
             let path = self.dir.join(file);
             let failed = |source| LoadError::Read { path: path.clone(), source };
-            let mut from = std::fs::File::open(&path).map_err(failed)?;
+            let mut from = skein_sys::regular_file::open(&path).map_err(failed)?;
             hash.update(&from.metadata().map_err(failed)?.len().to_le_bytes());
             let mut part = vec![0; 1 << 20];
             loop {

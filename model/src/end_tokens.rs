@@ -60,9 +60,7 @@ fn declared(config: &serde_json::Map<String, Value>, text: &str) -> Option<Token
 
 /// Id in tokenizer.json: of an added token, or else of the vocabulary, which is only parsed if it must be.
 fn in_tokenizer(directory: &Path, text: &str) -> Option<TokenId> {
-    let path = directory.join(TOKENIZER);
-    let is_small = std::fs::metadata(&path).ok()?.len() <= MAX_JSON_BYTES;
-    let json = std::fs::read(path).ok().filter(|_| is_small)?;
+    let json = skein_sys::regular_file::read(&directory.join(TOKENIZER), MAX_JSON_BYTES).ok()?;
     let WithAdded { added_tokens } = serde_json::from_slice(&json).ok()?;
     let added = added_tokens.into_iter().find(|token| token.content == text);
     let own = || serde_json::from_slice::<WithModel>(&json).ok()?.model.vocab.get(text).copied();

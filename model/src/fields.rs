@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
-
 use skein_node::python_json::without_non_finite;
+use skein_sys::regular_file;
 
 use super::LoadError;
 
@@ -108,22 +108,103 @@ impl Fields<'_> {
 }
 
 /// Largest configuration or index file that is read.
-pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
+const MAX_JSON_BYTES: u64 = 64 << 20;
 
 /// The JSON object in the file at `path`.
 ///
 /// # Errors
 /// If it cannot be read, is too large, or holds something else.
 pub fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
-    let read_error = |source| LoadError::Read { path: path.to_owned(), source };
-    let damaged = |reason| LoadError::Damaged { path: path.to_owned(), reason };
-    let bytes = std::fs::metadata(path).map_err(read_error)?.len();
-    if bytes > MAX_JSON_BYTES {
-        return Err(damaged(format!("{bytes} bytes, at most {MAX_JSON_BYTES} are read")));
-    }
-    let text = std::fs::read(path).map_err(read_error)?;
+    let text = read_json(path)?;
     let parsed = serde_json::from_slice(&text).or_else(|error| {
         serde_json::from_slice(&without_non_finite(&text)).map_err(|_| error) // Python writes Infinity
     });
-    parsed.map_err(|error| damaged(format!("not a JSON object: {error}")))
+    parsed.map_err(|error| LoadError::Damaged {
+        path: path.to_owned(),
+        reason: format!("not a JSON object: {error}"),
+    })
+}
+
+/// The content of the JSON file at `path`.
+///
+/// # Errors
+/// If it cannot be read, or is too large.
+pub(super) fn read_json(path: &Path) -> Result<Vec<u8>, LoadError> {
+    regular_file::read(path, MAX_JSON_BYTES)
+        .map_err(|source| LoadError::Read { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::adapter::Adapter;
+    use crate::checkpoint::Weights;
+    use crate::config::ModelConfig;
+    use crate::fingerprint::fingerprint;
+
+    /// Reads everything of a directory that is a model and an adapter.
+    fn read_all(directory: &Path) -> Result<(), LoadError> {
+        ModelConfig::from_dir(directory)?;
+        Weights::open(directory)?;
+        fingerprint(directory)?;
+        let adapter = Adapter::open(directory)?;
+        adapter.fingerprint()?;
+        adapter.id().map(drop)
+    }
+
+    fn copy(from: &Path, to: &Path) {
+        for entry in fs::read_dir(from).unwrap().flatten() {
+            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+    }
+
+    #[test]
+    fn no_file_of_a_model_or_an_adapter_that_is_endless_or_a_pipe_is_read() {
+        let pipe = |path: &Path| {
+            assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+        };
+        let endless = |path: &Path| std::os::unix::fs::symlink("/dev/zero", path).unwrap();
+        let puts: [(&dyn Fn(&Path), &str); 2] = [(&pipe, "it is a named pipe"), (&endless, "it is a device")];
+        for file in [
+            "config.json",
+            "generation_config.json",
+            "quantize_config.json",
+            "quant_config.json",
+            "hf_quant_config.json",
+            "model.safetensors",
+            "model.safetensors.index.json",
+            "model-00001-of-00001.safetensors",
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        ] {
+            for (put, why) in puts {
+                let directory = tempfile::tempdir().unwrap();
+                copy(&skein_golden::path("models/qwen3"), directory.path());
+                copy(&skein_golden::path("adapters/llama-all"), directory.path());
+                read_all(directory.path()).unwrap();
+                if file.starts_with("model-") || file.ends_with(".index.json") {
+                    fs::remove_file(directory.path().join("model.safetensors")).unwrap();
+                    let index = r#"{"weight_map": {"a": "model-00001-of-00001.safetensors"}}"#;
+                    fs::write(directory.path().join("model.safetensors.index.json"), index).unwrap();
+                }
+                let path = directory.path().join(file);
+                let _ = fs::remove_file(&path);
+                put(&path);
+                let error = read_all(directory.path()).unwrap_err().to_string();
+                assert!(error.contains(&format!("cannot read {}: {why}", path.display())), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_json_file_beyond_the_bound_is_refused_with_its_size_and_the_bound() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("adapter_config.json");
+        fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        let error = read_object(&path).unwrap_err().to_string();
+        let expected = "it has 1099511627776 bytes, and at most 67108864 bytes are read";
+        assert!(error.contains(expected) && error.contains(&path.display().to_string()), "{error}");
+    }
 }

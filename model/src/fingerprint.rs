@@ -6,6 +6,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::LoadError;
 use super::checkpoint::{ModelFile, Weights};
+use super::fields::read_json;
 
 /// Fingerprint of the model in `dir`: equal for equal copies, regardless of sharding. XXH3-64.
 ///
@@ -18,10 +19,7 @@ pub fn fingerprint(dir: &Path) -> Result<u64, LoadError> {
 fn of(dir: &Path, weights: &Weights) -> Result<u64, LoadError> {
     let config = match ModelFile::open(dir)? {
         Some(file) => serde_json::Value::Object(file.config()?).to_string().into_bytes(),
-        None => {
-            let path = dir.join("config.json");
-            std::fs::read(&path).map_err(|source| LoadError::Read { path, source })?
-        }
+        None => read_json(&dir.join("config.json"))?,
     };
     let mut hash = Xxh3Default::new();
     hash.update(&config);

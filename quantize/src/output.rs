@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensors, View};
 use serde_json::{Value, json};
+use skein_sys::mapped::MappedFile;
+use skein_sys::regular_file;
 
 use super::QuantizeError;
 
@@ -132,7 +134,7 @@ impl Output {
         let (mut map, mut total) = (BTreeMap::new(), 0u64);
         for number in 0..self.files {
             let path = self.weights(number);
-            let file = skein_sys::mapped::MappedFile::open(&path).map_err(|source| at(&path, source))?;
+            let file = MappedFile::open(&path).map_err(|source| at(&path, source))?;
             let (_, header) = SafeTensors::read_metadata(&file)
                 .map_err(|error| at(&path, io::Error::other(error.to_string())))?;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -145,8 +147,8 @@ impl Output {
         self.put(&self.dir.join(INDEX), format!("{index:#}\n").as_bytes())?;
         for name in copied(source)? {
             let path = source.join(&name);
-            let bytes = fs::read(&path).map_err(|source| at(&path, source))?;
-            self.put(&self.dir.join(&name), &bytes)?;
+            let from = regular_file::open(&path).map_err(|source| at(&path, source))?;
+            self.put(&self.dir.join(&name), from)?;
         }
         self.put(&self.dir.join(CONFIG), format!("{config:#}\n").as_bytes())?;
         fs::remove_dir_all(&self.work).map_err(|source| at(&self.work, source))
@@ -159,9 +161,9 @@ impl Output {
     }
 
     /// Writes a whole file.
-    fn put(&self, path: &Path, bytes: &[u8]) -> Result<(), QuantizeError> {
+    fn put(&self, path: &Path, mut content: impl Read) -> Result<(), QuantizeError> {
         let draft = self.work.join("file");
-        let written = File::create(&draft).and_then(|mut file| file.write_all(bytes));
+        let written = File::create(&draft).and_then(|mut file| io::copy(&mut content, &mut file));
         written.map_err(|source| at(&draft, source))?;
         self.appear(&draft, path)
     }

@@ -22,6 +22,9 @@ pub struct RouterConfig {
     pub root_path: String,
     /// Keys that open the API; an empty list opens it to all.
     pub api_keys: Vec<String>,
+    /// Key that also opens what changes the server for all clients. Without one, only a server without keys
+    /// lets clients do this.
+    pub admin_api_key: Option<String>,
     /// Bounds on all requests together.
     pub admission: AdmissionConfig,
     /// Bounds on what one client may send.
@@ -36,6 +39,8 @@ pub struct RouterConfig {
     pub runtime_swaps: bool,
     /// Directory of clients' files and batches; `None` = none are stored.
     pub batch_dir: Option<PathBuf>,
+    /// Bounds on that directory.
+    pub batch_limits: BatchLimits,
     /// Port of the endpoints that this process returns to Envoy as an endpoint picker; `None` = it is not
     /// one.
     pub endpoint_port: Option<u16>,
@@ -74,6 +79,7 @@ impl RouterConfig {
             text: TextSources::default(),
             root_path: String::new(),
             api_keys: Vec::new(),
+            admin_api_key: None,
             admission: AdmissionConfig::default(),
             limits: RequestLimits::default(),
             refuse_unknown_fields: false,
@@ -81,6 +87,7 @@ impl RouterConfig {
             runtime_adapters: false,
             runtime_swaps: false,
             batch_dir: None,
+            batch_limits: BatchLimits::default(),
             endpoint_port: None,
             follow_picks: false,
             policy: Policy::default(),
@@ -89,6 +96,25 @@ impl RouterConfig {
             shutdown_timeout: SHUTDOWN_TIMEOUT,
             recovery: RecoveryConfig::default(),
         }
+    }
+}
+
+/// Bounds on clients' files and batches. Results of a batch are always stored, and count.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchLimits {
+    /// Most uploaded files of one API key.
+    pub files_per_key: u64,
+    /// Most batches of one API key. Ended ones make room for others.
+    pub batches_per_key: u64,
+    /// Most bytes in the files of one API key.
+    pub bytes_per_key: u64,
+    /// Most bytes in the files of all.
+    pub bytes: u64,
+}
+
+impl Default for BatchLimits {
+    fn default() -> Self {
+        Self { files_per_key: 2_000, batches_per_key: 2_000, bytes_per_key: 20 << 30, bytes: 100 << 30 }
     }
 }
 

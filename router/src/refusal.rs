@@ -86,6 +86,9 @@ pub enum Refusal {
     /// The API key is wrong.
     #[error("Incorrect API key provided.")]
     Unauthorized,
+    /// The API key is not enough for this.
+    #[error("{0}")]
+    Forbidden(String),
     /// Something that excludes this is under way.
     #[error("{0}")]
     Conflict(String),
@@ -150,6 +153,11 @@ pub enum Refusal {
         /// The last fault, for the log only: a worker's error text is not for clients.
         reason: String,
     },
+    /// There is no room for a file or a batch.
+    #[error(
+        "The server has no room for more files and batches; delete files that are no longer needed, or retry later."
+    )]
+    NoRoom,
     /// A broken invariant of ours.
     #[error("Internal error; quote the request id when you report it.")]
     Internal,
@@ -226,6 +234,7 @@ impl Refusal {
             Self::MissingKey | Self::Unauthorized => {
                 shape(401, "invalid_request_error", Some("invalid_api_key"))
             }
+            Self::Forbidden(_) => shape(403, "permission_error", Some("admin_key_required")),
             Self::DuplicateId(_) => shape(409, "invalid_request_error", Some("duplicate_request_id")),
             Self::Conflict(_) => shape(409, "invalid_request_error", Some("conflict")),
             Self::NotContinued => shape(409, "invalid_request_error", Some("not_continued")),
@@ -239,6 +248,7 @@ impl Refusal {
             Self::WorkersLost { .. } | Self::NotResumed(_) => {
                 shape(500, "server_error", Some("engine_error"))
             }
+            Self::NoRoom => shape(507, "server_error", Some("insufficient_storage")),
             Self::Internal => shape(500, "server_error", Some("internal_error")),
         }
     }
@@ -281,9 +291,10 @@ impl Refusal {
             Self::ModelNotFound { .. } | Self::NotFound(_) => tonic::Code::NotFound,
             Self::MethodNotAllowed(_) => tonic::Code::Unimplemented,
             Self::MissingKey | Self::Unauthorized => tonic::Code::Unauthenticated,
+            Self::Forbidden(_) => tonic::Code::PermissionDenied,
             Self::DuplicateId(_) => tonic::Code::AlreadyExists,
             Self::NotContinued | Self::VersionGone | Self::Conflict(_) => tonic::Code::FailedPrecondition,
-            Self::Overloaded { .. } => tonic::Code::ResourceExhausted,
+            Self::Overloaded { .. } | Self::NoRoom => tonic::Code::ResourceExhausted,
             Self::NoReadyWorker { .. } | Self::Draining => tonic::Code::Unavailable,
             Self::DeadlineExceeded { .. } | Self::DeadlineTooShort { .. } => tonic::Code::DeadlineExceeded,
             Self::WorkersLost { .. } | Self::NotResumed(_) | Self::Internal => tonic::Code::Internal,

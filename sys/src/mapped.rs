@@ -21,12 +21,9 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps the whole of `path`. Nothing is read yet.
+    /// Maps the whole of `path`, which must be a regular file. Nothing is read yet.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-        }
+        let file = crate::regular_file::open(path)?;
         // SAFETY: never written through; the documented condition is that no one truncates or rewrites the
         // file.
         let map = unsafe { Mmap::map(&file)? };

@@ -69,7 +69,7 @@ def test_a_batch_by_the_sdk(start, tmp_path):
     got = answers(client, batch.output_file_id)
     assert set(got) == {f"r-{n}" for n in range(LINES)}
     assert all(answer["response"]["body"]["usage"]["completion_tokens"] == 8 for answer in got.values())
-    assert "temperature" in answers(client, batch.error_file_id)["bad"]["error"]["message"]
+    assert "temperature" in answers(client, batch.error_file_id)["bad"]["response"]["body"]["error"]["message"]
     assert [listed.id for listed in client.batches.list()] == [batch.id]
     assert client.files.delete(uploaded.id).deleted
     with pytest.raises(openai.NotFoundError):

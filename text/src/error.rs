@@ -9,7 +9,7 @@ use crate::formats::UnknownParser;
 /// Reported to the operator at start.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// A file is missing or unreadable.
+    /// A file is missing, unreadable, too large, or no regular file.
     #[error("cannot read {}: {reason}", path.display())]
     Unreadable {
         /// Path of the file.
@@ -40,16 +40,6 @@ pub enum TextError {
         largest: u32,
         /// Size of the model's vocabulary.
         vocab_size: u32,
-    },
-    /// A file exceeds its size limit.
-    #[error("{} has {bytes} bytes, at most {limit} are read; is it the right file?", path.display())]
-    TooLarge {
-        /// Path of the file.
-        path: PathBuf,
-        /// Size of the file, in bytes.
-        bytes: u64,
-        /// Largest accepted size, in bytes.
-        limit: u64,
     },
     /// A file has unexpected contents.
     #[error("{file} is malformed: {reason}")]

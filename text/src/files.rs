@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use skein_gguf::{GgufModel, is_gguf};
-use skein_grammar::tokenizer_fingerprint;
+use skein_grammar::{MAX_TOKENIZER_BYTES, tokenizer_fingerprint};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::bounded_read::{read_if_there, read_json};
@@ -16,9 +16,6 @@ use super::named_templates::{NamedTemplates, special_strings, with_special_token
 use super::sources::TextSources;
 use super::tokenizer::{Tokenizer, malformed};
 use super::tokenizer_file::TokenizerFile;
-
-/// Largest tokenizer.json, in bytes; public models have up to about 35 MB.
-const MAX_TOKENIZER_BYTES: u64 = 64 * 1024 * 1024;
 
 /// Files of a model's text, read and parsed. Nothing in them has run yet.
 pub struct TextFiles {

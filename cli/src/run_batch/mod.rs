@@ -129,17 +129,32 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
 
     let total = lines_of(&flags.input_file).await?;
+    let is_new = !flags.output_file.exists();
     let mut output =
         Output::open(&flags.output_file).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    let outcome = answer_somewhere(here, &flags, total, &mut output).await;
+    if outcome.is_err() && is_new && output.is_empty() {
+        // An empty file would look like the output of an empty batch.
+        let _ = std::fs::remove_file(&flags.output_file);
+    }
+    outcome.and_then(|(progress, seconds)| summary(progress, seconds, &flags))
+}
+
+/// Answers the batch with workers `here`, or at the server that the flags name.
+async fn answer_somewhere(
+    here: Option<Here>,
+    flags: &Flags,
+    total: Option<u64>,
+    output: &mut Output,
+) -> Result<(Progress, f64), Failure> {
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
-    let outcome = match (here, &flags.server) {
-        (Some(here), _) => here.answer(&flags, total, &mut output, &shutdown).await,
+    match (here, &flags.server) {
+        (Some(here), _) => here.answer(flags, total, output, &shutdown).await,
         (None, server) => {
             let remote = Remote::new(server.as_deref().unwrap_or_default(), flags.api_key.clone())?;
-            answer(&flags, IN_FLIGHT_AT_SERVER, total, &mut output, &remote, &shutdown).await
+            answer(flags, IN_FLIGHT_AT_SERVER, total, output, &remote, &shutdown).await
         }
-    };
-    outcome.and_then(|(progress, seconds)| summary(progress, seconds, &flags))
+    }
 }
 
 impl Here {
@@ -274,6 +289,7 @@ async fn answer(
         at_once: flags.max_concurrency.map_or(at_once, |given| given as usize),
         retry_for: Duration::from_secs(flags.retry_for),
         checked: total.is_some(),
+        waits_for_room: false,
     };
     let input = open(&flags.input_file).await?;
     let mut shown = Shown::new(total);

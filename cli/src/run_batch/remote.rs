@@ -33,8 +33,8 @@ impl Remote {
 
     async fn send(&self, call: &Call, key: &str) -> reqwest::Result<Answer> {
         let url = format!("{}{}", self.base_url, call.endpoint.path());
-        let request =
-            self.http.post(url).header("idempotency-key", key).header("x-request-id", key).json(&call.body);
+        let request = self.http.post(url).header("x-request-id", key).json(&call.body);
+        let request = if call.names_itself() { request } else { request.header("idempotency-key", key) };
         let request = match &self.api_key {
             Some(api_key) => request.bearer_auth(api_key),
             None => request,

@@ -8,7 +8,8 @@ use std::time::Duration;
 use skein_choice::policy::Policy;
 use skein_node::config::{Origin, Settings, bytes, count, duration, one_of, text};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
-use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::batch::jobs::MAX_RECORDS;
+use skein_router::config::{AdmissionConfig, BatchLimits, RecoveryConfig, RequestLimits, RouterConfig};
 use skein_text::sources::TextSources;
 
 use super::text_sources::{root_path, text_sources};
@@ -36,6 +37,11 @@ impl FrontSettings {
         let host = settings.value("host", text).unwrap_or_default();
         let port = settings.value("port", port).unwrap_or(0);
         let api_keys = settings.list("api-key", text);
+        let admin_api_key = settings.value("admin-api-key", text);
+        if admin_api_key.as_ref().is_some_and(|key| api_keys.contains(key)) {
+            settings
+                .problem("--admin-api-key is also an --api-key; choose another, which only operators have");
+        }
         let admission = AdmissionConfig {
             max_num_queued_reqs: small(settings, "max-num-queued-reqs", 1, 1_000_000)
                 .unwrap_or(defaults.admission.max_num_queued_reqs),
@@ -50,8 +56,10 @@ impl FrontSettings {
         let logprobs = logprobs.unwrap_or(defaults.limits.logprobs);
         let router = RouterConfig {
             api_keys,
+            admin_api_key,
             allowed_origins: settings.list("allowed-origins", origins).concat(),
             batch_dir: settings.value("batch-dir", text).map(PathBuf::from),
+            batch_limits: batch_limits(settings),
             runtime_adapters: settings.switch("allow-runtime-lora-updating"),
             refuse_unknown_fields: settings.switch("refuse-unknown-fields"),
             admission,
@@ -94,6 +102,19 @@ impl FrontSettings {
             );
             settings.problem(message);
         }
+    }
+}
+
+/// Bounds on clients' files and batches.
+fn batch_limits(settings: &mut Settings) -> BatchLimits {
+    let defaults = BatchLimits::default();
+    let records = || count(1..=MAX_RECORDS as u64);
+    let size = || bytes(1 << 20..=1 << 50);
+    BatchLimits {
+        files_per_key: settings.value("max-batch-files-per-key", records()).unwrap_or(defaults.files_per_key),
+        batches_per_key: settings.value("max-batches-per-key", records()).unwrap_or(defaults.batches_per_key),
+        bytes_per_key: settings.value("max-batch-bytes-per-key", size()).unwrap_or(defaults.bytes_per_key),
+        bytes: settings.value("max-batch-bytes", size()).unwrap_or(defaults.bytes),
     }
 }
 

@@ -40,6 +40,21 @@ fn part(number: u16, count: u16, tensor: &str) -> Sample {
 }
 
 #[test]
+fn a_part_that_is_a_pipe_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let [first, second] =
+        ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"].map(|it| directory.path().join(it));
+    std::fs::write(&first, part(0, 2, "a").bytes()).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&second).status().unwrap().success());
+    assert!(is_gguf(&first) && !is_gguf(&second));
+    let error = GgufModel::open(&first).err().unwrap().to_string();
+    assert_eq!(
+        error,
+        format!("cannot read {}: it is a named pipe, and only regular files are read", second.display())
+    );
+}
+
+#[test]
 fn a_llama_has_the_fields_of_its_keys() {
     let config = model(&llama()).config().unwrap();
     for (field, expected) in [

@@ -36,12 +36,7 @@ impl Cache {
     /// The content stored as `name`, if the file is intact.
     pub(crate) fn read(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.directory.as_ref()?.join(name);
-        let metadata = std::fs::metadata(&path).ok()?;
-        // Reading a pipe of that name would block.
-        if !metadata.is_file() || metadata.len() > MAX_BYTES {
-            return None;
-        }
-        let mut bytes = std::fs::read(path).ok()?;
+        let mut bytes = skein_sys::regular_file::read(&path, MAX_BYTES).ok()?;
         let (magic, sum) = (bytes.get(..8)?, bytes.get(8..16)?);
         let sum = u64::from_le_bytes(sum.try_into().ok()?);
         if magic != MAGIC || sum != hash(&[&bytes[16..]]) {

@@ -8,6 +8,7 @@ mod kubernetes;
 mod parse;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -130,6 +131,16 @@ impl Layered {
         let is_hidden = self.key.secret && !self.values.is_empty();
         if is_hidden { "***".to_owned() } else { self.values.join(", ") }
     }
+}
+
+/// Those of `variables` that are settings of ours, some of them secrets, and not `foreign`. Processes that
+/// get their settings by other means start without them.
+pub fn own_variables<'a>(
+    variables: impl IntoIterator<Item = OsString> + 'a,
+    foreign: &'a [&'a str],
+) -> impl Iterator<Item = OsString> + 'a {
+    let is_own = |name: &str| name.starts_with(ENV_PREFIX) && !foreign.contains(&name);
+    variables.into_iter().filter(move |variable| is_own(&variable.to_string_lossy()))
 }
 
 impl Settings {

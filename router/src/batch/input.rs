@@ -42,6 +42,13 @@ pub struct Call {
     pub body: Value,
 }
 
+impl Call {
+    /// Whether the client has given the request an id, which then takes the place of the idempotency key.
+    pub fn names_itself(&self) -> bool {
+        self.body.get("request_id").is_some_and(|id| !id.is_null())
+    }
+}
+
 /// A parsed input line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Item {

@@ -37,10 +37,9 @@ impl Answerer for Local {
 pub(super) async fn send(routes: &Router, call: &Call, key: &str) -> Result<Answer, String> {
     let request = Request::post(call.endpoint.path())
         .header(CONTENT_TYPE, "application/json")
-        .header("idempotency-key", key)
-        .header("x-request-id", key)
-        .body(Body::from(call.body.to_string()))
-        .map_err(|error| error.to_string())?;
+        .header("x-request-id", key);
+    let request = if call.names_itself() { request } else { request.header("idempotency-key", key) };
+    let request = request.body(Body::from(call.body.to_string())).map_err(|error| error.to_string())?;
     let response = routes.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
     let (head, body) = response.into_parts();
     let body = to_bytes(body, MAX_ANSWER_BYTES).await.map_err(|error| error.to_string())?;

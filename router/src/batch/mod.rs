@@ -1,8 +1,9 @@
 //! Runs a file of requests in OpenAI's batch format: one JSON object per line with `custom_id`, `method`,
-//! `url` and `body`; each produces one output line. `input` parses lines, `output` is the file of answers and
-//! the record of progress, `runner` limits the requests in flight, and an [`Answerer`] sends them. `jobs`
-//! manages batches uploaded to a server.
+//! `url` and `body`; each produces one output line. `input` parses lines, `disk` is where files are, `output`
+//! is the file of answers and the record of progress, `runner` limits the requests in flight, and an
+//! [`Answerer`] sends them. `jobs` manages batches uploaded to a server.
 
+pub mod disk;
 pub mod input;
 pub mod jobs;
 pub mod local;

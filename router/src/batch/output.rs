@@ -3,13 +3,16 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::Answer;
+use super::disk::{self, Disk};
 use super::input::Item;
 
 /// Answers written so far.
@@ -17,9 +20,22 @@ use super::input::Item;
 pub struct Output {
     file: File,
     path: PathBuf,
+    disk: Arc<Disk>,
+    /// Length of the whole lines, in bytes.
+    end: u64,
+    earlier: Earlier,
     /// For each answer of earlier runs, the hash of its `custom_id` and the digest of its input line. A run
     /// requests each line once, so its own answers are not kept.
     done: HashMap<u128, u128>,
+}
+
+/// Numbers of lines that earlier runs wrote.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Earlier {
+    /// Lines with a successful answer.
+    pub answered: u64,
+    /// Lines that could not be sent or were refused.
+    pub refused: u64,
 }
 
 /// Whether an input line has an answer.
@@ -66,37 +82,41 @@ impl Output {
     /// # Errors
     /// If it cannot be opened, another run uses it, or it contains something else.
     pub fn open(path: &Path) -> Result<Self, OutputError> {
+        Self::open_on(Arc::default(), path)
+    }
+
+    /// [`open`](Self::open) of a file on `disk`.
+    pub(super) fn open_on(disk: Arc<Disk>, path: &Path) -> Result<Self, OutputError> {
         let failed = |error| OutputError::Io { path: path.to_owned(), error };
-        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
+        let mut options = OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
+        if disk.is_private() {
+            options.mode(0o600);
+        }
         let mut file = options.open(path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(OutputError::InUse(path.to_owned())),
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
-        let mut done = HashMap::new();
-        let (mut end, mut number) = (0_u64, 0);
-        let mut reader = BufReader::new(&file);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            let read = reader.read_until(b'\n', &mut line).map_err(failed)?;
-            // A line without an end was cut by a kill.
-            if read == 0 || line.last() != Some(&b'\n') {
-                break;
-            }
-            number += 1;
-            let answered = answered(&line);
-            let (custom_id, digest) = answered.map_err(|reason| OutputError::NotAnswers {
-                path: path.to_owned(),
-                number,
-                reason,
-            })?;
-            done.insert(custom_id, digest);
-            end += read as u64;
+        let mut lines = Lines { reader: BufReader::new(&file), path, number: 0, end: 0 };
+        let (mut done, mut earlier) = (HashMap::new(), Earlier::default());
+        while let Some(line) = lines.next()? {
+            earlier.add(&line);
+            done.insert(line.custom_id, line.digest);
         }
-        file.set_len(end).and_then(|()| file.seek(SeekFrom::Start(end))).map_err(failed)?;
-        Ok(Self { file, path: path.to_owned(), done })
+        let end = lines.end;
+        disk::cut(&mut file, end);
+        Ok(Self { file, path: path.to_owned(), disk, end, earlier, done })
+    }
+
+    /// Numbers of lines that were there when the file was opened.
+    pub fn earlier(&self) -> Earlier {
+        self.earlier
+    }
+
+    /// Whether nothing was ever written to it.
+    pub fn is_empty(&self) -> bool {
+        self.end == 0
     }
 
     /// Whether an earlier run answered `item`.
@@ -111,7 +131,7 @@ impl Output {
     /// Appends the answer to `item`.
     ///
     /// # Errors
-    /// If writing fails.
+    /// If writing fails; the file then has no part of it.
     pub fn append(
         &mut self,
         item: &Item,
@@ -121,30 +141,100 @@ impl Output {
         let mut line = line(item, answer, error).to_string();
         line.push('\n');
         let failed = |error| OutputError::Io { path: self.path.clone(), error };
-        self.file.write_all(line.as_bytes()).map_err(failed)
+        self.disk.append(&mut self.file, &mut self.end, line.as_bytes()).map_err(failed)?;
+        self.disk.note_room();
+        Ok(())
     }
 }
 
-/// An output line in OpenAI's format.
+impl OutputError {
+    /// Whether the disk has no room.
+    pub fn is_disk_full(&self) -> bool {
+        matches!(self, Self::Io { error, .. } if disk::is_full(error))
+    }
+}
+
+impl Earlier {
+    fn add(&mut self, line: &Answered) {
+        let count = if line.is_refused { &mut self.refused } else { &mut self.answered };
+        *count += 1;
+    }
+}
+
+/// Counts the lines in `path`, which another run may be writing.
+///
+/// # Errors
+/// If it cannot be read.
+pub(super) fn count(path: &Path) -> Result<Earlier, OutputError> {
+    let file = File::open(path).map_err(|error| OutputError::Io { path: path.to_owned(), error })?;
+    let mut lines = Lines { reader: BufReader::new(&file), path, number: 0, end: 0 };
+    let mut earlier = Earlier::default();
+    while let Some(line) = lines.next()? {
+        earlier.add(&line);
+    }
+    Ok(earlier)
+}
+
+/// The whole lines of a file of answers.
+struct Lines<'a> {
+    reader: BufReader<&'a File>,
+    path: &'a Path,
+    number: u64,
+    /// Length of the lines read so far, in bytes.
+    end: u64,
+}
+
+impl Lines<'_> {
+    /// The next line. One without an end was cut by a kill.
+    fn next(&mut self) -> Result<Option<Answered>, OutputError> {
+        let mut line = Vec::new();
+        let read = self.reader.read_until(b'\n', &mut line);
+        let read = read.map_err(|error| OutputError::Io { path: self.path.to_owned(), error })?;
+        if line.last() != Some(&b'\n') {
+            return Ok(None);
+        }
+        self.number += 1;
+        let (path, number) = (self.path.to_owned(), self.number);
+        let answered =
+            Answered::parse(&line).map_err(|reason| OutputError::NotAnswers { path, number, reason })?;
+        self.end += read as u64;
+        Ok(Some(answered))
+    }
+}
+
+/// An output line in OpenAI's format: `response` if the server answered, even with a refusal, else `error`.
 fn line(item: &Item, answer: Option<&Answer>, error: Option<&str>) -> Value {
     let response = answer.map(|Answer { status, request_id, body, .. }| {
         json!({"status_code": status, "request_id": request_id, "body": body})
     });
-    let refused = answer.filter(|answer| answer.status >= 400).map(|answer| {
-        let message = answer.body["error"]["message"].as_str();
-        json!({"code": answer.status.to_string(), "message": message.unwrap_or("the server refused the request")})
-    });
-    let error = error.map(|message| json!({"code": "invalid_request", "message": message})).or(refused);
+    let error = error.map(|message| json!({"code": "invalid_request", "message": message}));
     json!({"id": item.key(), "custom_id": item.custom_id, "response": response, "error": error})
 }
 
-/// Hash of the `custom_id` and digest of the request that an output line answers.
-fn answered(line: &[u8]) -> Result<(u128, u128), String> {
-    let value: Value = serde_json::from_slice(line).map_err(|error| error.to_string())?;
-    let custom_id = value["custom_id"].as_str().ok_or("it has no custom_id")?;
-    let digest = value["id"].as_str().and_then(|id| id.strip_prefix("batch_req_"));
-    let digest = digest.and_then(|digest| u128::from_str_radix(digest, 16).ok());
-    Ok((xxh3_128(custom_id.as_bytes()), digest.ok_or("its id was not written by skein run-batch")?))
+/// Whether an output line is that of a request that could not be sent or was refused. Both forms count:
+/// `error`, and a response with such a status.
+pub(super) fn is_refused(line: &Value) -> bool {
+    !line["error"].is_null() || line["response"]["status_code"].as_u64().is_some_and(|status| status >= 400)
+}
+
+/// The request that an output line answers.
+struct Answered {
+    /// Hash of its `custom_id`.
+    custom_id: u128,
+    /// Digest of its input line.
+    digest: u128,
+    is_refused: bool,
+}
+
+impl Answered {
+    fn parse(line: &[u8]) -> Result<Self, String> {
+        let value: Value = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+        let custom_id = value["custom_id"].as_str().ok_or("it has no custom_id")?;
+        let digest = value["id"].as_str().and_then(|id| id.strip_prefix("batch_req_"));
+        let digest = digest.and_then(|digest| u128::from_str_radix(digest, 16).ok());
+        let digest = digest.ok_or("its id was not written by skein run-batch")?;
+        Ok(Self { custom_id: xxh3_128(custom_id.as_bytes()), digest, is_refused: is_refused(&value) })
+    }
 }
 
 #[cfg(test)]
@@ -191,8 +281,12 @@ mod tests {
         assert_eq!((&ok["response"]["body"]["k"], &ok["error"]), (&json!(1), &Value::Null));
         let refused = answer(400, json!({"error": {"message": "temperature is negative"}}));
         let refused = line(&item("a", "x"), Some(&refused), None);
-        assert_eq!(refused["error"], json!({"code": "400", "message": "temperature is negative"}));
-        assert_eq!(refused["response"]["status_code"], 400);
+        assert_eq!((&refused["error"], is_refused(&refused)), (&Value::Null, true));
+        let response = &refused["response"];
+        assert_eq!(
+            (&response["status_code"], &response["body"]["error"]["message"]),
+            (&json!(400), &json!("temperature is negative"))
+        );
         let unsent = line(&item("a", "x"), None, Some("url must be"));
         assert_eq!((&unsent["response"], &unsent["error"]["message"]), (&Value::Null, &json!("url must be")));
     }

@@ -1,5 +1,6 @@
 //! Sends a file of requests with a limited number in flight, and appends each answer as it arrives.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -15,6 +16,8 @@ use super::{Answer, Answerer};
 const MIN_PAUSE: Duration = Duration::from_millis(200);
 /// Longest delay, whatever `Retry-After` requests.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
+/// How often an answer that waits for room on the disk is written again.
+const ROOM_POLL: Duration = Duration::from_secs(1);
 
 /// Limits of a batch run.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +29,9 @@ pub struct Pace {
     /// Whether [`count`] has read the whole input, so that no `custom_id` is repeated. If not, at least 16
     /// bytes per line are kept.
     pub checked: bool,
+    /// Whether answers wait for room on a full disk; otherwise the run ends. While they wait, no further line
+    /// is sent, so at most `at_once` answers are in memory.
+    pub waits_for_room: bool,
 }
 
 /// Progress of a run.
@@ -45,6 +51,18 @@ impl Progress {
     /// Lines with an output line.
     pub fn done(&self) -> u64 {
         self.before + self.answered + self.failed
+    }
+}
+
+impl Progress {
+    fn add(&mut self, settled: &Settled) {
+        let Settled::Answer(answer) = settled else {
+            self.failed += 1;
+            return;
+        };
+        let count = if answer.status < 400 { &mut self.answered } else { &mut self.failed };
+        *count += 1;
+        self.output_tokens += answer.body["usage"]["completion_tokens"].as_u64().unwrap_or(0);
     }
 }
 
@@ -96,9 +114,10 @@ pub async fn run<R: AsyncBufRead + Unpin>(
     let mut progress = Progress::default();
     let mut in_flight = FuturesUnordered::new();
     let mut names = std::collections::HashSet::new();
+    let mut unwritten: VecDeque<(Item, Settled)> = VecDeque::new();
     let mut at_end = false;
     loop {
-        while !at_end && in_flight.len() < pace.at_once {
+        while !at_end && unwritten.is_empty() && in_flight.len() < pace.at_once {
             let Some((number, item)) = lines.next().await? else {
                 at_end = true;
                 break;
@@ -112,23 +131,21 @@ pub async fn run<R: AsyncBufRead + Unpin>(
                 Known::Open => in_flight.push(settle(item, answerer, pace.retry_for)),
             }
         }
-        let Some((item, outcome)) = in_flight.next().await else { break };
-        match outcome? {
-            Settled::Answer(answer) => {
-                output.append(&item, Some(&answer), None)?;
-                if answer.status < 400 {
-                    progress.answered += 1
-                } else {
-                    progress.failed += 1
-                }
-                progress.output_tokens += answer.body["usage"]["completion_tokens"].as_u64().unwrap_or(0);
-            }
-            Settled::Unsent(reason) => {
-                output.append(&item, None, Some(&reason))?;
-                progress.failed += 1;
-            }
+        // Requests in flight go on while answers wait for room.
+        tokio::select! {
+            Some((item, outcome)) = in_flight.next() => unwritten.push_back((item, outcome?)),
+            () = tokio::time::sleep(ROOM_POLL), if !unwritten.is_empty() => {}
+            else => break,
         }
-        report(progress);
+        while let Some((item, settled)) = unwritten.front() {
+            match settled.write(item, output) {
+                Err(error) if pace.waits_for_room && error.is_disk_full() => break,
+                other => other?,
+            }
+            progress.add(settled);
+            unwritten.pop_front();
+            report(progress);
+        }
     }
     Ok(progress)
 }
@@ -158,6 +175,15 @@ enum Settled {
     Answer(Answer),
     /// The line is invalid, for this reason.
     Unsent(String),
+}
+
+impl Settled {
+    fn write(&self, item: &Item, output: &mut Output) -> Result<(), OutputError> {
+        match self {
+            Self::Answer(answer) => output.append(item, Some(answer), None),
+            Self::Unsent(reason) => output.append(item, None, Some(reason)),
+        }
+    }
 }
 
 /// Sends `item` until the server gives a final response.
@@ -253,7 +279,7 @@ mod tests {
     }
 
     fn pace() -> Pace {
-        Pace { at_once: 4, retry_for: Duration::from_secs(60), checked: false }
+        Pace { at_once: 4, retry_for: Duration::from_secs(60), checked: false, waits_for_room: false }
     }
 
     fn lines(path: &std::path::Path) -> Vec<Value> {

@@ -186,7 +186,7 @@ fn model() -> PathBuf {
 
 /// Constrains answers to `source`, as a router of the shipped model does.
 fn hold(sampling: &mut SamplingParams, source: Result<Source, Refused>) {
-    let grammars = load::grammars(&model(), 4096).expect("it has a tokenizer");
+    let grammars = load::grammars(&model(), 4096).expect("it can be read").expect("it has a tokenizer");
     let (text, fingerprint) = (source.expect("it can be enforced").text().to_owned(), grammars.fingerprint());
     sampling.grammar = Some(Arc::new(Grammar { text, fingerprint }));
     sampling.max_tokens = 40;

@@ -124,7 +124,7 @@ fn compare(report: &mut Report, lines: u64, calm: &Path, killed: &Path) {
     };
     let differ: Vec<&String> =
         expected.iter().filter(|(id, line)| got.get(*id) != Some(*line)).map(|(id, _)| id).collect();
-    let refused = expected.values().filter(|line| !line["error"].is_null()).count() as u64;
+    let refused = expected.values().filter(|line| is_refused(line)).count() as u64;
     report.say(
         "answers",
         format!("{}, each id once; {} differ from the undisturbed run", got.len(), differ.len()),
@@ -192,4 +192,9 @@ pub fn answers(path: &Path) -> Result<BTreeMap<String, Value>, String> {
         }
     }
     Ok(answers)
+}
+
+/// Whether an output line says that its request was refused.
+pub fn is_refused(line: &Value) -> bool {
+    line["response"]["status_code"].as_u64().is_none_or(|status| status >= 400)
 }

@@ -5,6 +5,7 @@
 //! for any reason. Its first line is the [`Welcome`]. The rank writes its [`Answer`]s to standard output, one
 //! per line.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::IpAddr;
 use std::ops::Range;
@@ -16,7 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use skein_kernels::cuda::KERNEL_CACHE_VARIABLE;
 use skein_node::clock;
+use skein_node::config::own_variables;
 
 use super::heartbeat::{HEARTBEAT_INTERVAL, Heartbeats};
 use super::memory::{GroupMemory, NodePlan};
@@ -346,11 +349,8 @@ impl Start {
     }
 
     fn watch_child(&self) -> std::io::Result<String> {
-        let mut command = Command::new(&self.command.binary);
-        command.args(&self.command.arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
-        // Only the leader handles Ctrl-C: it lets requests finish.
-        command.process_group(0);
-        let mut child = command.spawn()?;
+        let variables = std::env::vars_os().map(|(name, _)| name);
+        let mut child = command(&self.command, variables).spawn()?;
         let (mut lifeline, out) = (child.stdin.take(), child.stdout.take());
         if let Some(lifeline) = &mut lifeline {
             // Fails if the child has ended, which is detected below.
@@ -373,6 +373,19 @@ impl Start {
         let status = child.lock().unwrap_or_else(PoisonError::into_inner).child.wait()?;
         Ok(failed.unwrap_or_else(|| format!("ended with {status}")))
     }
+}
+
+/// The process of a rank. It gets its settings on standard input, so those among our `variables`, which may
+/// be secrets, are not for it.
+fn command(given: &RankCommand, variables: impl IntoIterator<Item = OsString>) -> Command {
+    let mut command = Command::new(&given.binary);
+    command.args(&given.arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+    for name in own_variables(variables, &[KERNEL_CACHE_VARIABLE]) {
+        command.env_remove(name);
+    }
+    // Only the leader handles Ctrl-C: it lets requests finish.
+    command.process_group(0);
+    command
 }
 
 fn kill(child: &Mutex<Started>) {
@@ -498,6 +511,15 @@ mod tests {
     fn memory(ranks: usize) -> GroupMemory {
         let plan = NodePlan::new(Topology::new(ranks, 1, 1).unwrap(), 0, 0);
         GroupMemory::create(plan, Duration::from_secs(5)).unwrap()
+    }
+
+    #[test]
+    fn a_rank_starts_without_our_settings_and_secrets() {
+        let given = RankCommand { binary: "sh".into(), arguments: Vec::new() };
+        let all = ["SKEIN_API_KEY", "SKEIN_GROUP_SECRET", "SKEIN_KERNEL_CACHE", "PATH", "OTHER_SKEIN_KEY"];
+        let command = command(&given, all.map(OsString::from));
+        let removed: Vec<_> = command.get_envs().map(|(name, value)| (name.to_owned(), value)).collect();
+        assert_eq!(removed, [("SKEIN_API_KEY".into(), None), ("SKEIN_GROUP_SECRET".into(), None)]);
     }
 
     fn start(script: &str) -> (Processes, GroupMemory) {

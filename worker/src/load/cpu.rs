@@ -129,7 +129,7 @@ pub(super) fn load_cpu(
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
         device: DeviceKind::Cpu,
-        grammars: grammars(&config.model, model.spec.vocab_size),
+        grammars: grammars(&config.model, model.spec.vocab_size)?,
         gaps: None,
         adapters,
         draft_model,

@@ -63,7 +63,7 @@ pub(super) fn load_cuda(
             })
         },
         fingerprint: computed_with(fingerprint, &arithmetic),
-        grammars: grammars(&config.model, model.spec.vocab_size),
+        grammars: grammars(&config.model, model.spec.vocab_size)?,
         gaps,
         adapters,
         draft_model: None,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use skein_grammar::token_bytes::TokenBytes;
-use skein_model::checkpoint::{ModelFile, Weights};
+use skein_model::checkpoint::Weights;
 use skein_model::config::ModelConfig;
 use skein_model::on_cpu::packed_cache::PackedCache;
 use skein_model::shard::Shard;
@@ -120,11 +120,7 @@ fn check_tokens(model: &Path, draft: &Path) -> Result<(), WorkerError> {
 
 /// Tokens of the model at `path`; `None` if it has no tokenizer.json, as a model for token ids.
 fn token_bytes(path: &Path) -> Result<Option<TokenBytes>, WorkerError> {
-    let json = match ModelFile::open(path)? {
-        None => path.join("tokenizer.json"),
-        Some(_) => path.to_owned(),
-    };
-    let Ok(json) = tokenizer_json(&json) else { return Ok(None) };
+    let Some(json) = tokenizer_json(path)? else { return Ok(None) };
     let tree = serde_json::from_slice(&json).map_err(|error| WorkerError::Load(Box::new(error)))?;
     Ok(TokenBytes::from_tokenizer_json(&tree).ok())
 }

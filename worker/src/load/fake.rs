@@ -54,7 +54,7 @@ pub(super) fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerEr
     let loaded = LoadedBackend::fake(FakeBackend::new(options), vocab_size, model_len);
     Ok(LoadedBackend {
         adapters: adapters(config, None)?,
-        grammars: grammars(&config.model, vocab_size),
+        grammars: grammars(&config.model, vocab_size)?,
         fingerprint: if is_clock { CLOCK_FINGERPRINT } else { loaded.fingerprint },
         ..loaded
     })

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use skein_grammar::Grammars;
 use skein_grammar::token_bytes::TokenBytes;
+use skein_grammar::{Grammars, MAX_TOKENIZER_BYTES};
 use skein_kernels::cpu::matrix::Storage;
 use skein_model::LoadError;
 use skein_model::adapter::Adapter;
@@ -13,6 +13,7 @@ use skein_model::checkpoint::{ModelFile, Weights};
 use skein_model::config::ModelConfig;
 use skein_model::spec::Spec;
 use skein_model::tensors::{self, Kind};
+use skein_sys::regular_file;
 
 use crate::backend::cpu::NumberTypes;
 use crate::config::{LoadFormat, WorkerConfig};
@@ -68,31 +69,44 @@ pub(super) fn quantised_form(
     Ok(stored_form(spec, &Weights::open(&config.model)?)?)
 }
 
-/// Content of a tokenizer.json, or its equivalent from a GGUF file.
-pub(super) fn tokenizer_json(path: &Path) -> Result<Vec<u8>, String> {
-    match ModelFile::open(path).map_err(|error| error.to_string())? {
-        Some(file) => file.tokenizer().ok_or_else(|| format!("{} has no usable tokenizer", path.display())),
-        None => std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display())),
+/// Content of the tokenizer.json in the directory `model`, or its equivalent from a GGUF file; `None` if
+/// there is none that can be used.
+///
+/// # Errors
+/// If there is a file that cannot be read.
+pub(super) fn tokenizer_json(model: &Path) -> Result<Option<Vec<u8>>, LoadError> {
+    if let Some(file) = ModelFile::open(model)? {
+        return Ok(file.tokenizer());
     }
+    let path = model.join("tokenizer.json");
+    regular_file::read_if_there(&path, MAX_TOKENIZER_BYTES).map_err(|source| LoadError::Read { path, source })
 }
 
 /// Grammars of the model in `directory`; its tokens are read on first use. `None` without a tokenizer.json,
 /// because token ids alone do not determine text.
-pub fn grammars(directory: &Path, vocab_size: u32) -> Option<Arc<Grammars>> {
-    let (path, identity) = match ModelFile::open(directory) {
-        Ok(Some(file)) => (directory.to_owned(), file.tokenizer_digest()?.to_le_bytes().to_vec()),
-        Ok(None) | Err(_) => {
-            let path = directory.join("tokenizer.json");
-            let json = tokenizer_json(&path).ok()?;
-            (path, json)
-        }
-    };
+///
+/// # Errors
+/// If it cannot be read.
+pub fn grammars(directory: &Path, vocab_size: u32) -> Result<Option<Arc<Grammars>>, LoadError> {
+    let Some(identity) = tokenizer_identity(directory)? else { return Ok(None) };
+    let directory = directory.to_owned();
     let load = move || {
-        let json = tokenizer_json(&path)?;
-        let tree = serde_json::from_slice(&json).map_err(|error| format!("{}: {error}", path.display()))?;
+        let failed = |why: String| format!("the tokenizer of {}: {why}", directory.display());
+        let json = tokenizer_json(&directory).map_err(|error| error.to_string())?;
+        let json = json.ok_or_else(|| failed("it is gone".to_owned()))?;
+        let tree = serde_json::from_slice(&json).map_err(|error| failed(error.to_string()))?;
         TokenBytes::from_tokenizer_json(&tree).map(Arc::new).map_err(|error| error.to_string())
     };
-    Some(Arc::new(Grammars::new(&identity, vocab_size, load)))
+    Ok(Some(Arc::new(Grammars::new(&identity, vocab_size, load))))
+}
+
+/// What distinguishes the tokenizer of the model in `directory`; `None` without one.
+fn tokenizer_identity(directory: &Path) -> Result<Option<Vec<u8>>, LoadError> {
+    let digest = |file: ModelFile| file.tokenizer_digest().map(|digest| digest.to_le_bytes().to_vec());
+    match ModelFile::open(directory)? {
+        Some(file) => Ok(digest(file)),
+        None => tokenizer_json(directory),
+    }
 }
 
 /// Storage of the model's embedding, and the name of the codes of its other weights.
@@ -104,4 +118,19 @@ pub(super) fn stored(model: &Path) -> Result<(Storage, Option<&'static str>), St
         Ok((embedding.storage().clone(), stored_form(&config.spec, &weights)?))
     };
     read().map_err(|error: LoadError| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tokenizer_that_is_a_pipe_ends_the_start_and_a_missing_one_does_not() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(grammars(directory.path(), 8).unwrap().is_none());
+        let path = directory.path().join("tokenizer.json");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = grammars(directory.path(), 8).err().unwrap().to_string();
+        assert!(error.contains(&path.display().to_string()) && error.contains("named pipe"), "{error}");
+    }
 }

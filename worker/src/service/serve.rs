@@ -5,9 +5,11 @@ use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 
+use skein_grammar::{MAX_TOKENIZER_BYTES, tokenizer_fingerprint};
 use skein_node::clock;
 use skein_node::trace::{self, PROCESS};
 use skein_proto::info::WorkerInfo;
+use skein_sys::regular_file;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
 use tonic_health::ServingStatus;
@@ -171,7 +173,7 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         backend: loaded.device.name().to_owned(),
         fingerprint: loaded.fingerprint,
         grammar_fingerprint: loaded.grammars.as_ref().map_or(0, |grammars| grammars.fingerprint()),
-        tokenizer_fingerprint: tokenizer_fingerprint(&config.model),
+        tokenizer_fingerprint: fingerprint_of_tokenizer(&config.model),
         serving_since_ms: config.serving_since_ms.unwrap_or_else(now_ms),
     };
     tracing::info!(
@@ -198,8 +200,9 @@ fn now_ms() -> u64 {
 
 /// Fingerprint of the model's tokenizer.json; 0 if there is none. A GGUF file has none: its tokenizer need
 /// not equal, byte for byte, the file of a router that reads the original model.
-fn tokenizer_fingerprint(model: &Path) -> u64 {
-    std::fs::read(model.join("tokenizer.json")).map_or(0, |json| skein_grammar::tokenizer_fingerprint(&json))
+fn fingerprint_of_tokenizer(model: &Path) -> u64 {
+    regular_file::read(&model.join("tokenizer.json"), MAX_TOKENIZER_BYTES)
+        .map_or(0, |json| tokenizer_fingerprint(&json))
 }
 
 fn max_streams(config: &SchedulerConfig) -> u32 {

@@ -21,6 +21,7 @@ impl ErrorForm for Anthropic {
 pub fn error_object(refusal: &Refusal) -> Value {
     let kind = match refusal.http().status {
         401 => "authentication_error",
+        403 => "permission_error",
         404 => "not_found_error",
         413 => "request_too_large",
         429 => "rate_limit_error",

@@ -44,7 +44,7 @@ pub struct EndpointPicker {
 impl EndpointPicker {
     /// Picks among the workers of `app`, whose hosts serve HTTP on `port`.
     pub fn new(app: App, port: u16) -> Self {
-        let keys = ApiKeys::new(&app.config.api_keys);
+        let keys = ApiKeys::new(&app.config.api_keys, app.config.admin_api_key.as_deref());
         Self { app, keys, port }
     }
 }

@@ -1,12 +1,13 @@
 //! `/v1/batches`: batch jobs over uploaded files, in OpenAI's format.
 
 use axum::Json;
-use axum::extract::{Extension, Path, Query, Request, State};
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use axum::extract::{Extension, Path, Request, State};
+use http::Uri;
+use serde_json::{Map, Value};
 
 use super::error::OpenAiError;
 use super::files::store;
+use super::page::PageQuery;
 use crate::api::fields::object::Fields;
 use crate::app::App;
 use crate::batch::Endpoint;
@@ -16,6 +17,9 @@ use crate::request::tenant::Tenant;
 
 /// Most entries in `metadata`; OpenAI's limit.
 const MAX_METADATA: usize = 16;
+/// Longest key and longest value in `metadata`, in characters; OpenAI's limits.
+const MAX_KEY: usize = 64;
+const MAX_VALUE: usize = 512;
 /// Most jobs on one page of the list.
 const MAX_PAGE: usize = 100;
 /// Jobs on a page of the list if the client sets no limit.
@@ -29,7 +33,7 @@ pub async fn create(
 ) -> Result<Json<Value>, OpenAiError> {
     let store = store(&app)?.clone();
     let new = new_job(Fields::read(request, &app).await?, app.config.refuse_unknown_fields)?;
-    let job = store.create(tenant.name(), new).map_err(Refusal::from)?;
+    let job = store.create(&store.owner(tenant.name()), new).map_err(Refusal::from)?;
     Ok(Json(job.to_json()))
 }
 
@@ -54,9 +58,14 @@ fn new_job(mut fields: Fields, refuse_unknown: bool) -> Result<NewJob, Refusal> 
     }
     let metadata = match metadata {
         None => Map::new(),
-        Some(Value::Object(metadata)) if metadata.len() <= MAX_METADATA => metadata,
+        Some(Value::Object(metadata)) if metadata.len() <= MAX_METADATA && metadata.iter().all(is_short) => {
+            metadata
+        }
         Some(_) => {
-            let message = format!("metadata must be an object of at most {MAX_METADATA} entries.");
+            let message = format!(
+                "metadata must be an object of at most {MAX_METADATA} strings of up to {MAX_VALUE} characters, under keys \
+                 of up to {MAX_KEY}."
+            );
             fields.note(Refusal::invalid("metadata", message));
             Map::new()
         }
@@ -65,32 +74,20 @@ fn new_job(mut fields: Fields, refuse_unknown: bool) -> Result<NewJob, Refusal> 
     Ok(NewJob { endpoint: endpoint.unwrap_or(Endpoint::Completions), input_file_id, metadata })
 }
 
-/// Start and length of a page of the list.
-#[derive(Debug, Deserialize)]
-pub struct Page {
-    after: Option<String>,
-    limit: Option<usize>,
+fn is_short((key, value): (&String, &Value)) -> bool {
+    key.chars().count() <= MAX_KEY && value.as_str().is_some_and(|value| value.chars().count() <= MAX_VALUE)
 }
 
 /// `GET /v1/batches`: lists jobs, newest first.
 pub async fn list(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,
-    Query(page): Query<Page>,
+    uri: Uri,
 ) -> Result<Json<Value>, OpenAiError> {
-    let jobs = store(&app)?.jobs(tenant.name());
-    let limit = page.limit.unwrap_or(PAGE).clamp(1, MAX_PAGE);
-    let start = match &page.after {
-        None => 0,
-        Some(after) => jobs.iter().position(|job| job.id == *after).map_or(jobs.len(), |at| at + 1),
-    };
-    let rest = &jobs[start..];
-    let data: Vec<Value> = rest.iter().take(limit).map(Job::to_json).collect();
-    let id = |job: Option<&Value>| job.map_or(Value::Null, |job| job["id"].clone());
-    Ok(Json(json!({
-        "object": "list", "first_id": id(data.first()), "last_id": id(data.last()),
-        "has_more": rest.len() > data.len(), "data": data,
-    })))
+    let store = store(&app)?;
+    let page = PageQuery::parse(&uri)?.page(PAGE, MAX_PAGE)?;
+    let jobs = store.jobs(&store.owner(tenant.name()));
+    Ok(Json(page.of(jobs.iter().map(Job::to_json).collect())?))
 }
 
 /// `GET /v1/batches/{id}`: returns one job.
@@ -99,7 +96,8 @@ pub async fn retrieve(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, OpenAiError> {
-    let job = store(&app)?.job(tenant.name(), &id).map_err(Refusal::from)?;
+    let store = store(&app)?;
+    let job = store.job(&store.owner(tenant.name()), &id).map_err(Refusal::from)?;
     Ok(Json(job.to_json()))
 }
 
@@ -109,6 +107,7 @@ pub async fn cancel(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, OpenAiError> {
-    let job = store(&app)?.cancel(tenant.name(), &id).map_err(Refusal::from)?;
+    let store = store(&app)?;
+    let job = store.cancel(&store.owner(tenant.name()), &id).map_err(Refusal::from)?;
     Ok(Json(job.to_json()))
 }

@@ -6,6 +6,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Extension, Path, Request, State};
 use axum::response::{IntoResponse, Response};
+use http::Uri;
 use http::header::CONTENT_TYPE;
 use http_body_util::{BodyExt, Limited};
 use multer::{Field, Multipart};
@@ -13,8 +14,9 @@ use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 
 use super::error::OpenAiError;
+use super::page::PageQuery;
 use crate::app::App;
-use crate::batch::jobs::{FileRecord, MAX_FILE_BYTES, Purpose, Store, StoreError, Upload};
+use crate::batch::jobs::{FileRecord, MAX_FILE_BYTES, Store, StoreError, Upload};
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 
@@ -22,6 +24,8 @@ use crate::request::tenant::Tenant;
 const MAX_FORM_BYTES: usize = MAX_FILE_BYTES as usize + (1 << 20);
 /// Bytes of a file sent per chunk.
 const PIECE_BYTES: usize = 64 << 10;
+/// Most files on one page of the list, and their number if the client sets no limit; as at OpenAI.
+const MAX_PAGE: usize = 10_000;
 /// Longest file name and longest text of a form field, in bytes.
 const MAX_TEXT_BYTES: usize = 512;
 
@@ -43,8 +47,13 @@ impl From<StoreError> for Refusal {
         match error {
             StoreError::Unknown { .. } => Self::NotFound(format!("{}.", sentence(&error))),
             StoreError::TooLarge => Self::TooLarge { limit: MAX_FILE_BYTES as usize },
-            StoreError::Full | StoreError::FileInUse { .. } => {
-                Self::invalid("file", format!("{}.", sentence(&error)))
+            StoreError::Full => Self::NoRoom,
+            _ if error.is_disk_full() => Self::NoRoom,
+            StoreError::TooManyFiles(_)
+            | StoreError::TooManyBytes(_)
+            | StoreError::TooManyJobs(_)
+            | StoreError::FileInUse { .. } => {
+                Self::Invalid { param: None, message: format!("{}.", sentence(&error)) }
             }
             StoreError::Io { .. } | StoreError::InUse(_) | StoreError::NotALog { .. } => {
                 tracing::error!(%error, "batches");
@@ -67,7 +76,8 @@ pub async fn upload(
     request: Request,
 ) -> Result<Json<Value>, OpenAiError> {
     let store = store(&app)?.clone();
-    let record = read_form(&store, tenant.name(), form(request)?).await?;
+    let owner = store.owner(tenant.name());
+    let record = read_form(&store, &owner, form(request)?).await?;
     Ok(Json(record.to_json()))
 }
 
@@ -81,14 +91,14 @@ fn form(request: Request) -> Result<Multipart<'static>, Refusal> {
     Ok(Multipart::new(body, boundary))
 }
 
-async fn read_form(store: &Store, tenant: &str, mut form: Multipart<'static>) -> Result<FileRecord, Refusal> {
+async fn read_form(store: &Store, owner: &str, mut form: Multipart<'static>) -> Result<FileRecord, Refusal> {
     let (mut purpose, mut upload) = (None, None);
     while let Some(field) = form.next_field().await.map_err(broken)? {
         match field.name().unwrap_or_default() {
             "purpose" => purpose = Some(text(field).await?),
             "file" => {
                 let name = field.file_name().unwrap_or("input.jsonl").chars().take(MAX_TEXT_BYTES).collect();
-                let mut file = store.upload()?;
+                let mut file = store.upload(owner)?;
                 copy(field, &mut file).await?;
                 upload = Some((file, name));
             }
@@ -99,7 +109,7 @@ async fn read_form(store: &Store, tenant: &str, mut form: Multipart<'static>) ->
     let (file, name): (Upload<'_>, String) =
         upload.ok_or_else(|| Refusal::invalid("file", "The form has no field `file`."))?;
     match purpose.as_deref() {
-        Some("batch") => Ok(file.finish(tenant, &name, Purpose::Batch)?),
+        Some("batch") => Ok(file.finish(&name)?),
         Some(other) => Err(Refusal::invalid("purpose", format!("purpose must be \"batch\", got {other:?}."))),
         None => Err(Refusal::invalid("purpose", "The form has no field `purpose`; send \"batch\".")),
     }
@@ -107,7 +117,7 @@ async fn read_form(store: &Store, tenant: &str, mut form: Multipart<'static>) ->
 
 async fn copy(mut field: Field<'_>, file: &mut Upload<'_>) -> Result<(), Refusal> {
     while let Some(bytes) = field.chunk().await.map_err(broken)? {
-        file.write(&bytes, Purpose::Batch)?;
+        file.write(&bytes)?;
     }
     Ok(())
 }
@@ -135,13 +145,19 @@ fn broken(error: multer::Error) -> Refusal {
     Refusal::invalid("file", format!("The form is malformed: {error}."))
 }
 
-/// `GET /v1/files`: lists files.
+/// `GET /v1/files`: lists files, newest first unless `order` is `asc`.
 pub async fn list(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,
+    uri: Uri,
 ) -> Result<Json<Value>, OpenAiError> {
-    let data: Vec<Value> = store(&app)?.files(tenant.name()).iter().map(FileRecord::to_json).collect();
-    Ok(Json(json!({"object": "list", "data": data, "has_more": false})))
+    let store = store(&app)?;
+    let mut query = PageQuery::parse(&uri)?;
+    let purpose = query.take("purpose");
+    let page = query.page(MAX_PAGE, MAX_PAGE)?;
+    let files = store.files(&store.owner(tenant.name())).into_iter().map(|file| file.to_json());
+    let is_asked = |file: &Value| purpose.as_deref().is_none_or(|purpose| file["purpose"] == purpose);
+    Ok(Json(page.of(files.filter(is_asked).collect())?))
 }
 
 /// `GET /v1/files/{id}`: describes a file.
@@ -150,7 +166,8 @@ pub async fn retrieve(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, OpenAiError> {
-    let record = store(&app)?.file(tenant.name(), &id).map_err(Refusal::from)?;
+    let store = store(&app)?;
+    let record = store.file(&store.owner(tenant.name()), &id).map_err(Refusal::from)?;
     Ok(Json(record.to_json()))
 }
 
@@ -160,7 +177,8 @@ pub async fn delete(
     Extension(tenant): Extension<Tenant>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, OpenAiError> {
-    store(&app)?.delete(tenant.name(), &id).map_err(Refusal::from)?;
+    let store = store(&app)?;
+    store.delete(&store.owner(tenant.name()), &id).map_err(Refusal::from)?;
     Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
 }
 
@@ -171,7 +189,7 @@ pub async fn content(
     Path(id): Path<String>,
 ) -> Result<Response, OpenAiError> {
     let store = store(&app)?;
-    let record = store.file(tenant.name(), &id).map_err(Refusal::from)?;
+    let record = store.file(&store.owner(tenant.name()), &id).map_err(Refusal::from)?;
     let path = store.content(&record.id);
     let file = tokio::fs::File::open(&path).await;
     let file = file.map_err(|error| Refusal::from(StoreError::Io { path, error }))?;

@@ -6,6 +6,7 @@ pub(crate) mod completions;
 pub mod error;
 pub(crate) mod files;
 pub(crate) mod models;
+mod page;
 pub(crate) mod responses;
 
 use axum::Router;

@@ -1,5 +1,5 @@
 //! Loading and unloading adapters at run time, by vLLM's routes. They exist only with
-//! `--allow-runtime-lora-updating`: whoever can call them makes workers read directories.
+//! `--allow-runtime-lora-updating` and need the admin key: who can call them makes workers read directories.
 
 use axum::extract::{Request, State};
 

@@ -13,17 +13,27 @@ mod tokenize;
 mod welcome;
 
 use axum::Router;
+use axum::middleware::map_request_with_state;
 use axum::routing::{get, post};
 
+use crate::api::http::error::Refuse;
+use crate::api::http::keys::require_admin;
 use crate::api::http::metrics;
+use crate::api::openai::error::OpenAiError;
 use crate::app::App;
 
-/// Routes that need a key. Those that change what is served exist only if the operator allows it.
+/// Routes that need a key.
 pub fn routes(app: &App) -> Router<App> {
-    let mut routes = Router::new()
+    Router::new()
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
-        .route("/version", get(health::version));
+        .route("/version", get(health::version))
+        .merge(admin_routes(app))
+}
+
+/// Routes that change what is served, which exist only if the operator allows it and need the admin key.
+fn admin_routes(app: &App) -> Router<App> {
+    let mut routes = Router::new();
     if app.config.runtime_adapters {
         routes = routes
             .route("/v1/load_lora_adapter", post(adapters::load))
@@ -32,7 +42,8 @@ pub fn routes(app: &App) -> Router<App> {
     if app.config.runtime_swaps && app.swaps.is_some() {
         routes = routes.route("/update_weights_from_disk", post(swaps::update));
     }
-    routes
+    let refuse: Refuse = OpenAiError::refuse;
+    routes.layer(map_request_with_state(refuse, require_admin))
 }
 
 /// Routes that answer without a key.

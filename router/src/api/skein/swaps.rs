@@ -1,5 +1,5 @@
 //! Replacing the model at run time, by SGLang's route. It exists only with `--allow-runtime-model-updating`:
-//! whoever can call it makes workers read directories.
+//! whoever can call it makes workers read directories. It needs the admin key.
 
 use axum::Json;
 use axum::extract::{Request, State};

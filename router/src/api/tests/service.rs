@@ -44,6 +44,84 @@ async fn everything_but_health_needs_the_key() {
 }
 
 #[tokio::test]
+async fn what_changes_the_server_needs_the_admin_key() {
+    let check = async |keys: &[&str], admin: Option<&str>, sent: Option<&str>, expected: u16| {
+        let mut config = testing::config();
+        config.api_keys = keys.iter().map(|key| (*key).to_owned()).collect();
+        config.admin_api_key = admin.map(str::to_owned);
+        config.runtime_adapters = true;
+        let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), config);
+        for path in ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"] {
+            let mut request = post_bytes(path, "{}");
+            if let Some(key) = sent {
+                request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+            }
+            let answer = send(&app, request).await;
+            assert_eq!(answer.status, expected, "{path} {keys:?} {sent:?}: {}", answer.body);
+            let is_refused = answer.json()["error"]["code"] == "admin_key_required";
+            assert_eq!(is_refused, expected == 403, "{}", answer.body);
+        }
+        let mut call = post_bytes("/skein.worker.v1.Worker/UnloadAdapter", vec![0; 5]);
+        call.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
+        if let Some(key) = sent {
+            call.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+        }
+        let status = send(&app, call).await.header("grpc-status").to_owned();
+        let refused = match expected {
+            401 => status == "16",
+            403 => status == "7",
+            _ => status != "16" && status != "7",
+        };
+        assert!(refused, "gRPC {keys:?} {sent:?}: {status}");
+    };
+    // 400: it reached the handler, which misses its fields.
+    check(&[], None, None, 400).await;
+    check(&["one"], None, Some("one"), 403).await;
+    check(&["one"], Some("root"), None, 401).await;
+    check(&["one"], Some("root"), Some("wrong"), 401).await;
+    check(&["one"], Some("root"), Some("one"), 403).await;
+    check(&["one"], Some("root"), Some("root"), 400).await;
+    check(&[], Some("root"), None, 401).await;
+    check(&[], Some("root"), Some("root"), 400).await;
+}
+
+#[tokio::test]
+async fn lists_of_files_and_batches_take_a_page_and_refuse_wrong_ones_in_the_form_of_openai() {
+    use crate::batch::jobs::{NewJob, Store};
+    let directory = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(directory.path(), crate::config::BatchLimits::default()).unwrap());
+    let ids: Vec<String> = (0..3).map(|_| store.upload("").unwrap().finish("f").unwrap().id).collect();
+    for input in &ids {
+        let endpoint = crate::batch::Endpoint::Chat;
+        let new = NewJob { endpoint, input_file_id: input.clone(), metadata: serde_json::Map::new() };
+        store.create("", new).unwrap();
+    }
+    let mut app = testing::app(says("x"));
+    app.store_batches(store);
+    let get = async |path: String| send(&app, Request::get(path).body(Body::empty()).unwrap()).await;
+    for list in ["/v1/files", "/v1/batches"] {
+        for query in ["limit=-1", "limit=0", "limit=x", "limit=10001", "order=up", "after=nothing"] {
+            let answer = get(format!("{list}?{query}")).await;
+            let error = &answer.json()["error"];
+            assert_eq!(answer.status, 400, "{list}?{query}: {}", answer.body);
+            assert_eq!(error["type"], "invalid_request_error", "{list}?{query}");
+            assert_eq!(error["param"], query.split('=').next().unwrap(), "{list}?{query}");
+        }
+        assert_eq!(get(format!("{list}?limit=2")).await.json()["data"].as_array().unwrap().len(), 2);
+    }
+    let listed = async |query: &str| {
+        let page = get(format!("/v1/files?{query}")).await.json();
+        let all = page["data"].as_array().unwrap().iter();
+        all.map(|file| ids.iter().position(|id| file["id"] == **id).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(listed("").await, [2, 1, 0]);
+    assert_eq!(listed("order=asc&limit=2").await, [0, 1]);
+    assert_eq!(listed(&format!("after={}", ids[1])).await, [0]);
+    assert_eq!(listed("purpose=batch&limit=1").await, [2]);
+    assert_eq!(listed("purpose=fine-tune").await, [0; 0]);
+}
+
+#[tokio::test]
 async fn the_servers_address_answers_with_a_page_of_links_that_lead_somewhere() {
     let page = get(says("x"), "/").await;
     assert_eq!((page.status, page.header("content-type")), (200, "text/html; charset=utf-8"));

@@ -26,6 +26,7 @@ use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status};
 
 use super::grpc::status::status;
+use super::http::keys::Admin;
 use crate::app::App;
 use crate::drain::Lease;
 use crate::links::worker_client::VERSION_GONE;
@@ -122,6 +123,7 @@ impl Worker for WorkerFace {
         &self,
         request: Request<wire::LoadAdapterRequest>,
     ) -> Result<Response<wire::LoadAdapterResponse>, Status> {
+        Admin::require(request.extensions()).map_err(|refusal| status(&refusal))?;
         let wire::LoadAdapterRequest { name, path, id, stamp, only_check } = request.into_inner();
         let adapters = &self.app.adapters;
         let loaded = match AdapterId::from_wire(id) {
@@ -140,6 +142,7 @@ impl Worker for WorkerFace {
         &self,
         request: Request<wire::UnloadAdapterRequest>,
     ) -> Result<Response<wire::UnloadAdapterResponse>, Status> {
+        Admin::require(request.extensions()).map_err(|refusal| status(&refusal))?;
         let wire::UnloadAdapterRequest { name, stamp, is_repeated } = request.into_inner();
         let unloaded = if stamp > 0 {
             let record = AdapterRecord { name, change: AdapterChange::Unloaded { stamp } };

@@ -1,23 +1,25 @@
 //! Batch jobs of a server (`/v1/files`, `/v1/batches`). Uploaded files and jobs share one directory, and an
-//! append-only log records both. `record` defines the types, `log` the log file, `store` the directory;
-//! `work` runs jobs one at a time on idle capacity.
+//! append-only log records both. `record` defines the types, `log` the log file, `store` the directory,
+//! `usage` what each tenant has of it and `owners` their names there; `work` runs jobs one at a time on idle
+//! capacity, after `check` has read their input, and `results` writes their files.
 
+mod check;
+mod error;
+mod limits;
 mod log;
+mod owners;
 mod record;
+mod results;
 mod store;
 #[cfg(test)]
 mod tests;
+mod upload;
+mod usage;
 mod work;
 
+pub use error::StoreError;
+pub use limits::{MAX_FILE_BYTES, MAX_RECORDS, MAX_REQUESTS, WINDOW_SECONDS};
 pub use record::{Counts, FileRecord, Job, JobError, NewJob, Purpose, Status};
-pub use store::{Store, StoreError, Upload};
+pub use store::Store;
+pub use upload::Upload;
 pub use work::work;
-
-/// Largest input file, in bytes; OpenAI's limit.
-pub const MAX_FILE_BYTES: u64 = 200 << 20;
-/// Most requests in a batch; OpenAI's limit.
-pub const MAX_REQUESTS: u64 = 50_000;
-/// Most files and jobs in the directory.
-pub const MAX_RECORDS: usize = 10_000;
-/// Time limit of a batch, in seconds: OpenAI's only completion window.
-pub const WINDOW_SECONDS: u64 = 24 * 3600;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::WINDOW_SECONDS;
+use super::limits::WINDOW_SECONDS;
 use crate::batch::Endpoint;
 
 /// Purpose of a file.

@@ -1,28 +1,27 @@
 //! Runs the jobs of a store one at a time, oldest first. A job's requests have the lowest priority and start
 //! only while the workers are less than half full, so they hardly delay other clients.
 
-use std::collections::HashSet;
-use std::io::{BufRead, BufReader};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use serde_json::Value;
 use skein_node::clock;
 use tokio::io::BufReader as AsyncBufReader;
-use xxhash_rust::xxh3::xxh3_128;
 
-use super::record::{Counts, Job, JobError, Purpose, Status};
-use super::store::{Store, StoreError};
-use super::{MAX_REQUESTS, WINDOW_SECONDS};
+use super::check::check;
+use super::error::StoreError;
+use super::limits::WINDOW_SECONDS;
+use super::record::{Counts, Job, JobError, Status};
+use super::results::finalize;
+use super::store::Store;
 use crate::api;
 use crate::app::App;
-use crate::batch::input::{InputError, Lines};
+use crate::batch::input::InputError;
 use crate::batch::local::send;
-use crate::batch::output::Output;
-use crate::batch::runner::{self, Pace};
+use crate::batch::output::{Output, OutputError};
+use crate::batch::runner::{self, Pace, RunError};
 use crate::batch::{Answer, Answerer, Call, WithPriority};
 use crate::metrics::pressure;
 use crate::request::tenant::Tenant;
@@ -40,8 +39,6 @@ const LOWEST_PRIORITY: i32 = 100;
 const END_POLL: Duration = Duration::from_millis(200);
 /// Delay after a disk error.
 const DISK_PAUSE: Duration = Duration::from_secs(5);
-/// Most faults reported for an input.
-const MOST_FAULTS: usize = 20;
 
 /// Runs jobs until the router drains. A job running then continues at the next start after its last answer.
 pub async fn work(app: App, store: Arc<Store>) {
@@ -61,68 +58,78 @@ pub async fn work(app: App, store: Arc<Store>) {
             ended = run(&app, &store, job) => ended,
             () = app.drain.began() => return,
         };
-        if let Err(error) = ended {
-            tracing::error!(batch = id, %error, "a batch failed; retrying");
-            tokio::time::sleep(DISK_PAUSE).await;
+        let Err(error) = ended else { continue };
+        // The disk itself says once that it is full.
+        if !error.is_disk_full() {
+            tracing::error!(batch = id, %error, "a batch cannot go on; trying again");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(DISK_PAUSE) => {}
+            () = app.drain.began() => return,
         }
     }
 }
 
 async fn run(app: &App, store: &Store, mut job: Job) -> Result<(), StoreError> {
-    if job.status == Status::Validating {
-        match validate(store, &job).await {
-            Ok(total) => {
-                job.counts.total = total;
-                job.enter(Status::InProgress, now());
-                tracing::info!(batch = job.id, requests = total, "batch started");
-            }
-            Err(faults) => {
-                tracing::info!(batch = job.id, faults = faults.len(), "batch refused");
-                job.errors = faults;
-                job.enter(Status::Failed, now());
-            }
-        }
-        save_unless_cancelled(store, &mut job)?;
+    // One that cannot be checked does not hold up the others for ever.
+    if job.status == Status::Validating && now() < job.expires_at() {
+        job = begin(store, &job).await?;
     }
     if job.status == Status::InProgress {
         let answered = tokio::select! {
-            answered = answer(app, store, &job) => Some(answered),
+            // First, so that a job that is over sends nothing.
+            biased;
             () = ends_early(store, &job) => None,
+            answered = answer(app, store, &job) => Some(answered?),
         };
-        match answered {
-            Some(Ok(())) => {
-                job.enter(Status::Finalizing, now());
-                save_unless_cancelled(store, &mut job)?;
-            }
-            Some(Err(fault)) => {
-                job.errors.push(fault);
-                job.enter(Status::Failed, now());
-                return store.save(&job);
-            }
-            None => {}
+        if let Some(outcome) = answered {
+            job = store.update(&job.id, |job| leave(job, outcome))?;
         }
     }
     match job.status {
         status if status.is_final() => Ok(()),
-        Status::Finalizing => finalize(store, job, Status::Completed),
-        _ if store.is_cancelling(&job.id) => {
-            job.enter(Status::Cancelling, now());
-            finalize(store, job, Status::Cancelled)
+        Status::Finalizing => finalize(store, &job, Status::Completed),
+        _ if store.is_cancelling(&job.id) => finalize(store, &job, Status::Cancelled),
+        _ => finalize(store, &job, Status::Expired),
+    }
+}
+
+/// Checks the input; `job` is then in progress, or has failed.
+async fn begin(store: &Store, job: &Job) -> Result<Job, StoreError> {
+    match check(store, job).await? {
+        Ok(total) => {
+            tracing::info!(batch = job.id, requests = total, "batch started");
+            store.update(&job.id, |job| {
+                job.counts.total = total;
+                if job.status == Status::Validating {
+                    job.enter(Status::InProgress, now());
+                }
+            })
         }
-        _ => finalize(store, job, Status::Expired),
+        Err(faults) => {
+            tracing::info!(batch = job.id, faults = faults.len(), "batch refused");
+            store.update(&job.id, |job| {
+                job.errors = faults;
+                job.enter(Status::Failed, now());
+            })
+        }
+    }
+}
+
+/// The status after the last line. A job that was cancelled meanwhile stays so.
+fn leave(job: &mut Job, outcome: Result<(), JobError>) {
+    match outcome {
+        Ok(()) if job.status == Status::InProgress => job.enter(Status::Finalizing, now()),
+        Ok(()) => {}
+        Err(fault) => {
+            job.errors.push(fault);
+            job.enter(Status::Failed, now());
+        }
     }
 }
 
 fn now() -> u64 {
     clock::unix_time().as_secs()
-}
-
-/// Saves `job`, but as cancelling if it was cancelled after it was read.
-fn save_unless_cancelled(store: &Store, job: &mut Job) -> Result<(), StoreError> {
-    if store.is_cancelling(&job.id) && !job.status.is_final() {
-        job.enter(Status::Cancelling, now());
-    }
-    store.save(job)
 }
 
 async fn ends_early(store: &Store, job: &Job) {
@@ -131,114 +138,64 @@ async fn ends_early(store: &Store, job: &Job) {
     }
 }
 
-/// Reads the whole input; returns its number of requests, or its faults.
-async fn validate(store: &Store, job: &Job) -> Result<u64, Vec<JobError>> {
-    let one = |code: &str, message: String, line| vec![JobError { code: code.into(), message, line }];
-    let input = tokio::fs::File::open(store.content(&job.input_file_id)).await;
-    let input =
-        input.map_err(|error| one("invalid_file", format!("the input cannot be read: {error}"), None))?;
-    let mut lines = Lines::new(AsyncBufReader::new(input));
-    let (mut names, mut faults) = (HashSet::new(), Vec::new());
-    loop {
-        let (number, item) = match lines.next().await {
-            Ok(Some(next)) => next,
-            Ok(None) => break,
-            Err(error) => {
-                let line = if let InputError::Line { number, .. } = &error { Some(*number) } else { None };
-                return Err(one("invalid_json_line", error.to_string(), line));
-            }
-        };
-        let mut fault = |code: &str, message: String| {
-            faults.push(JobError { code: code.into(), message, line: Some(number) });
-        };
-        if !names.insert(xxh3_128(item.custom_id.as_bytes())) {
-            fault("duplicate_custom_id", format!("the custom_id `{}` is used twice", item.custom_id));
-        }
-        if let Ok(call) = &item.call
-            && call.endpoint.path() != job.endpoint
-        {
-            let message = format!("url is {}, but the batch is for {}", call.endpoint.path(), job.endpoint);
-            fault("mismatched_endpoint", message);
-        }
-        if names.len() as u64 > MAX_REQUESTS {
-            let message = format!("the input has more than {MAX_REQUESTS} requests; split it");
-            return Err(one("too_many_requests", message, Some(number)));
-        }
-        if faults.len() >= MOST_FAULTS {
-            break;
-        }
-    }
-    match (faults.is_empty(), names.len()) {
-        (true, 0) => Err(one("empty_file", "the input has no request".into(), None)),
-        (true, total) => Ok(total as u64),
-        (false, _) => Err(faults),
-    }
-}
-
 /// Processes every line without an answer.
-async fn answer(app: &App, store: &Store, job: &Job) -> Result<(), JobError> {
-    let failed = |message: String| JobError { code: "server_error".into(), message, line: None };
-    let input = tokio::fs::File::open(store.content(&job.input_file_id)).await;
-    let input = input.map_err(|error| failed(format!("the input cannot be read: {error}")))?;
-    let mut output = Output::open(&store.answers(&job.id)).map_err(|error| failed(error.to_string()))?;
-    let idle = Idle::new(app, &job.tenant);
-    let pace =
-        Pace { at_once: idle.at_once(), retry_for: Duration::from_secs(WINDOW_SECONDS), checked: true };
+///
+/// # Errors
+/// If the disk fails.
+async fn answer(app: &App, store: &Store, job: &Job) -> Result<Result<(), JobError>, StoreError> {
+    let path = store.content(&job.input_file_id);
+    let input = tokio::fs::File::open(&path).await.map_err(|error| StoreError::Io { path, error })?;
+    let path = store.answers(&job.id);
+    let mut output = match Output::open_on(store.disk().clone(), &path) {
+        Ok(output) => output,
+        Err(error) => return ended_by(store, job, error.into()),
+    };
+    let idle = Idle::new(app, tenant(app, store, job));
+    let pace = Pace {
+        at_once: idle.at_once(),
+        retry_for: Duration::from_secs(WINDOW_SECONDS),
+        checked: true,
+        waits_for_room: true,
+    };
+    let earlier = output.earlier();
     let show = |progress: runner::Progress| {
-        let completed = progress.before + progress.answered;
-        store.show(&job.id, Counts { total: job.counts.total, completed, failed: progress.failed });
+        let completed = earlier.answered + progress.answered;
+        let failed = earlier.refused + progress.failed;
+        store.show(&job.id, Counts { total: job.counts.total, completed, failed });
     };
     let lowest = WithPriority { answerer: &idle, priority: Some(LOWEST_PRIORITY) };
-    let done = runner::run(AsyncBufReader::new(input), &mut output, &lowest, pace, show).await;
-    done.map(drop).map_err(|error| failed(error.to_string()))
+    match runner::run(AsyncBufReader::new(input), &mut output, &lowest, pace, show).await {
+        Ok(_) => Ok(Ok(())),
+        Err(error) => ended_by(store, job, error),
+    }
 }
 
-/// Writes answers and refused lines to one file each and ends the job. The file ids derive from the job's id,
-/// so a repetition after a kill replaces the same files.
-fn finalize(store: &Store, mut job: Job, end: Status) -> Result<(), StoreError> {
-    let path = store.answers(&job.id);
-    let hex = job.id.trim_start_matches("batch_").to_owned();
-    let mut output = store.write_file(format!("file-{hex}-output"))?;
-    let mut errors = store.write_file(format!("file-{hex}-errors"))?;
-    let (mut completed, mut failed) = (0, 0);
-    if let Ok(answers) = std::fs::File::open(&path) {
-        let mut reader = BufReader::new(answers);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            let read = reader.read_until(b'\n', &mut line);
-            read.map_err(|error| StoreError::Io { path: path.clone(), error })?;
-            if line.last() != Some(&b'\n') {
-                break;
-            }
-            if is_refused(&line) {
-                failed += 1;
-                errors.write(&line, Purpose::BatchOutput)?;
-            } else {
-                completed += 1;
-                output.write(&line, Purpose::BatchOutput)?;
-            }
+/// What `error` means for `job`: a fault of the disk, after which it goes on, or the job's end. Clients learn
+/// no paths.
+fn ended_by(store: &Store, job: &Job, error: RunError) -> Result<Result<(), JobError>, StoreError> {
+    let failed = |message: String| Ok(Err(JobError { code: "server_error".into(), message, line: None }));
+    match error {
+        RunError::Output(OutputError::Io { path, error }) => Err(StoreError::Io { path, error }),
+        RunError::Input(InputError::Unreadable(error)) => {
+            Err(StoreError::Io { path: store.content(&job.input_file_id), error })
         }
+        RunError::Output(error) => {
+            tracing::error!(batch = job.id, %error, "the answers so far cannot be used");
+            failed(
+                "the server's record of the answers is damaged; its operator finds the reason in the log"
+                    .into(),
+            )
+        }
+        other => failed(other.to_string()),
     }
-    job.counts = Counts { completed, failed, ..job.counts };
-    if completed > 0 {
-        let name = format!("{}_output.jsonl", job.id);
-        job.output_file_id = Some(output.finish(&job.tenant, &name, Purpose::BatchOutput)?.id);
-    }
-    if failed > 0 {
-        let name = format!("{}_error.jsonl", job.id);
-        job.error_file_id = Some(errors.finish(&job.tenant, &name, Purpose::BatchOutput)?.id);
-    }
-    job.enter(end, now());
-    store.save(&job)?;
-    tracing::info!(batch = job.id, status = ?end, completed, failed, "batch ended");
-    let _ = std::fs::remove_file(path);
-    Ok(())
 }
 
-fn is_refused(line: &[u8]) -> bool {
-    let value: Value = serde_json::from_slice(line).unwrap_or_default();
-    !value["error"].is_null()
+/// The tenant that `job` belongs to. If its key is gone, one that no client has.
+fn tenant(app: &App, store: &Store, job: &Job) -> Tenant {
+    let keys = app.config.api_keys.iter().map(|key| Tenant::of_key(key));
+    keys.into_iter()
+        .find(|tenant| store.owner(tenant.name()) == job.tenant)
+        .unwrap_or_else(|| Tenant::named(&job.tenant))
 }
 
 /// Sends requests of one tenant to this router while it has idle capacity.
@@ -248,8 +205,7 @@ struct Idle {
 }
 
 impl Idle {
-    fn new(app: &App, tenant: &str) -> Self {
-        let tenant = Tenant::named(tenant);
+    fn new(app: &App, tenant: Tenant) -> Self {
         Self { app: app.clone(), routes: api::completions_for(app.clone(), tenant) }
     }
 
