@@ -108,7 +108,7 @@ impl Fields<'_> {
 }
 
 /// Largest configuration or index file that is read.
-const MAX_JSON_BYTES: u64 = 64 << 20;
+pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
 
 /// The JSON object in the file at `path`.
 ///
