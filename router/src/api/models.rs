@@ -1,5 +1,5 @@
-//! `GET /v1/models`, a path that OpenAI's and Anthropic's clients share. Anthropic's send a header of their own
-//! with every request, and get their API's form.
+//! `GET /v1/models`, a path that the clients of OpenAI and Anthropic share. Those of Anthropic send a
+//! header of their own with every request, and get the form of their API.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
