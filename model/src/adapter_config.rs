@@ -25,8 +25,8 @@ const PLAIN: [&str; 15] = [
     "megatron_config",
 ];
 const INITIALISATION: &str = "init_lora_weights";
-/// Initialisations that leave the model's own weights as they are, besides true and false. Others (PiSSA, OLoRA,
-/// CorDA, LoftQ, LoRA-GA) take the adapter's first product off them.
+/// Initialisations that leave the model's own weights as they are, besides true and false. Others (PiSSA,
+/// OLoRA, CorDA, LoftQ, LoRA-GA) take the adapter's first product off them.
 const PLAIN_INITIALISATIONS: [&str; 4] = ["gaussian", "eva", "orthogonal", "mica"];
 const ALPHAS: &str = "alpha_pattern";
 /// Most keys of `alpha_pattern`, and most bytes of one; an adapter may have one for each matrix.
@@ -81,7 +81,8 @@ fn is_plain(value: &Value) -> bool {
     }
 }
 
-/// Refuses an adapter that was trained on changed weights: PEFT changes the model's own weights when it loads one.
+/// Refuses an adapter that was trained on changed weights: PEFT changes the model's own weights when it loads
+/// one.
 fn check_initialisation(fields: &Fields<'_>) -> Result<(), LoadError> {
     let is_plain = match fields.get(INITIALISATION) {
         None | Some(Value::Null | Value::Bool(_)) => true,

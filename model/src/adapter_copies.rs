@@ -1,5 +1,5 @@
-//! The model's own weights in an adapter's file. PEFT stores a copy of the head if it is a target, and loads the
-//! copy in the place of the model's. Only a true copy changes nothing.
+//! The model's own weights in an adapter's file. PEFT stores a copy of the head if it is a target, and loads
+//! the copy in the place of the model's. Only a true copy changes nothing.
 
 use std::path::Path;
 

@@ -14,8 +14,8 @@ pub(super) const FIELD: &str = "tie_word_embeddings";
 /// Names of a head's weights, as numbers or as codes.
 const WEIGHTS: [&str; 3] = ["weight", "qweight", "weight_packed"];
 
-/// Whether the model of `spec` in `dir` is tied. As in transformers, a head in the files that is not a copy of the
-/// table counts, whatever `config` says. Without one, either of the nested configurations may say so.
+/// Whether the model of `spec` in `dir` is tied. As in transformers, a head in the files that is not a copy
+/// of the table counts, whatever `config` says. Without one, either of the nested configurations may say so.
 pub(super) fn is_tied(dir: &Path, config: &Map<String, Value>, spec: &Spec) -> bool {
     let says_so = |config: &Map<String, Value>| config.get(FIELD) == Some(&Value::Bool(true));
     let text = config.get(TEXT_CONFIG).and_then(Value::as_object);
@@ -40,8 +40,9 @@ mod tests {
 
     use crate::config::ModelConfig;
 
-    /// What transformers 5.24.0 does with a file of `embed_tokens` and perhaps `lm_head`, found by loading Mistral 3,
-    /// Gemma 3, Llava, SmolVLM and Idefics3: a head of its own is used under all combinations of both fields.
+    /// What transformers 5.24.0 does with a file of `embed_tokens` and perhaps `lm_head`, found by loading
+    /// Mistral 3, Gemma 3, Llava, SmolVLM and Idefics3: a head of its own is used under all combinations of
+    /// both fields.
     #[test]
     fn the_files_and_then_the_outer_configuration_say_whether_the_head_is_tied() {
         let own = Some([2u8; 2 * 16]);
