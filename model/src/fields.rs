@@ -144,6 +144,17 @@ mod tests {
     use crate::config::ModelConfig;
     use crate::fingerprint::fingerprint;
 
+    /// What puts something at a path.
+    type Put = fn(&Path);
+
+    fn pipe(path: &Path) {
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    }
+
+    fn endless(path: &Path) {
+        std::os::unix::fs::symlink("/dev/zero", path).unwrap();
+    }
+
     /// Reads everything of a directory that is a model and an adapter.
     fn read_all(directory: &Path) -> Result<(), LoadError> {
         ModelConfig::from_dir(directory)?;
@@ -162,11 +173,6 @@ mod tests {
 
     #[test]
     fn no_file_of_a_model_or_an_adapter_that_is_endless_or_a_pipe_is_read() {
-        let pipe = |path: &Path| {
-            assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
-        };
-        let endless = |path: &Path| std::os::unix::fs::symlink("/dev/zero", path).unwrap();
-        let puts: [(&dyn Fn(&Path), &str); 2] = [(&pipe, "it is a named pipe"), (&endless, "it is a device")];
         for file in [
             "config.json",
             "generation_config.json",
@@ -179,7 +185,7 @@ mod tests {
             "adapter_config.json",
             "adapter_model.safetensors",
         ] {
-            for (put, why) in puts {
+            for (put, why) in [(pipe as Put, "it is a named pipe"), (endless, "it is a device")] {
                 let directory = tempfile::tempdir().unwrap();
                 copy(&skein_golden::path("models/qwen3"), directory.path());
                 copy(&skein_golden::path("adapters/llama-all"), directory.path());

@@ -117,7 +117,8 @@ pub fn create_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Lets only this user read `path`, a directory or a file of ours. A disk without permissions keeps it as it is.
+/// Lets only this user read `path`, a directory or a file of ours. A disk without permissions keeps it as it
+/// is.
 pub fn make_private(path: &Path) {
     let mode = if path.is_dir() { 0o700 } else { 0o600 };
     let _ = std::fs::set_permissions(path, Permissions::from_mode(mode));
