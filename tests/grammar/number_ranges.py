@@ -58,6 +58,8 @@ def schema(rng):
     if low and high and rng.random() < 0.2:
         # Within one unit of the place of the lower bound.
         high = str(decimal.Decimal(low) + decimal.Decimal(rng.choice(["0.1", "0.5", "0.001", "1e-6", "1e-9"])))
+        # A schema's numbers are doubles, so a bound has at most 15 digits.
+        high = high if len(high.strip("-").replace(".", "").lstrip("0")) <= 15 else low
     kind = rng.choice(["number", "number", "number", "integer", None, ["number", "null"]])
     first = {"type": kind} if kind else {}
     if rng.random() < 0.2:
