@@ -1,5 +1,6 @@
-//! Answers and probes for `tests/grammar/number_ranges.py`. Each line on stdin is `{"schema": …, "probes": […],
-//! "seed": …}`; each line on stdout has 20 random `answers`, and which probes are `accepted`, or `refused`.
+//! Answers and probes for `tests/grammar/number_ranges.py`. Each line on stdin is `{"schema": …, "probes":
+//! […], "seed": …}`; each line on stdout has 20 random `answers`, and which probes are `accepted`, or
+//! `refused`.
 
 use std::io::{BufRead, Write};
 

@@ -115,6 +115,8 @@ fn written(part: &Part, named: &impl Fn(&str) -> String) -> String {
         Part::Literal(text) => text.clone(),
         Part::Rule(name) => named(name),
         Part::Group(all) => format!("({})", alternatives(all, named)),
+        // The library has no repetition of zero times.
+        Part::Repeat(_, times) if ["{0}", "{0,0}"].contains(&times.as_str()) => "\"\"".to_owned(),
         Part::Repeat(part, times) => format!("({}){times}", written(part, named)),
     }
 }
@@ -237,9 +239,8 @@ impl Parser<'_> {
         }
         let end = self.rest().find('}').ok_or_else(|| self.wrong("`}` is missing"))?;
         let times: String = self.rest()[..=end].chars().filter(|c| !c.is_whitespace()).collect();
-        let is_times = |c: char| c.is_ascii_digit() || c == ',';
-        if times.len() < 3 || !times[1..times.len() - 1].chars().all(is_times) {
-            return Err(self.wrong("a repetition is {m}, {m,} or {m,n}"));
+        if !is_times(&times[1..times.len() - 1]) {
+            return Err(self.wrong("a repetition is {m}, {m,} or {m,n}, with n at least m"));
         }
         self.at += end + 1;
         Ok(Part::Repeat(Box::new(part), times))
@@ -272,6 +273,10 @@ impl Parser<'_> {
             'x' => 2,
             'u' => 4,
             'U' => 8,
+            // In a class, `\d` is no digit in any of the notations.
+            next if next.is_ascii_alphanumeric() => {
+                return Err(self.wrong(&format!("the escape `\\{next}` is not known")));
+            }
             next => return Ok(next),
         };
         let hex = self.rest().get(..digits).and_then(|hex| u32::from_str_radix(hex, 16).ok());
@@ -299,6 +304,17 @@ impl Parser<'_> {
                 next => class += &in_class(next),
             }
         }
+    }
+}
+
+/// Whether `text` is `m`, `m,` or `m,n`.
+fn is_times(text: &str) -> bool {
+    let (least, most) = text.split_once(',').unwrap_or((text, ""));
+    let number = |text: &str| text.parse::<u32>().ok().filter(|_| !text.starts_with('+'));
+    match (number(least), number(most)) {
+        (Some(least), Some(most)) => least <= most,
+        (Some(_), None) => most.is_empty(),
+        (None, _) => false,
     }
 }
 
@@ -332,7 +348,11 @@ mod tests {
         check("root ::= \"a\"\n\n1 = 2", "line 3: `::=` is missing");
         check("root ::= (\"a\"", "`)` is missing");
         check("root ::= [a-z", "a class is not closed");
-        check("root ::= \"a\"{x}", "a repetition is");
+        for times in ["{x}", "{,3}", "{3,2}", "{}", "{,}", "{1,2,3}"] {
+            check(&format!("root ::= \"a\"{times}"), "a repetition is");
+        }
+        check(r"root ::= [\d]", "line 1: the escape `\\d` is not known");
+        check(r#"root ::= "\w""#, "line 1: the escape `\\w` is not known");
         check("root ::= $", "not part of a rule");
     }
 }

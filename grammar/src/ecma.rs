@@ -1,7 +1,7 @@
 //! Regular expressions of JSON Schema, which are ECMA-262's, in the library's dialect.
 //!
-//! Three of ECMA's classes differ: `.` matches no `\r`, U+2028 and U+2029; `\s` no U+0085; `\S` no U+FEFF. The
-//! classes here are narrower where Python's `re` differs from ECMA too, so that validators of both accept
+//! Three of ECMA's classes differ: `.` matches no `\r`, U+2028 and U+2029; `\s` no U+0085; `\S` no U+FEFF.
+//! The classes here are narrower where Python's `re` differs from ECMA too, so that validators of both accept
 //! the answer. `\d` and `\w` are ASCII in ECMA, for which the library has an option.
 
 use std::borrow::Cow;
@@ -53,7 +53,6 @@ fn escape(out: &mut String, escaped: Option<char>, in_class: bool) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::library::Library;
     use crate::{Source, token_bytes::TokenBytes};
     use serde_json::json;

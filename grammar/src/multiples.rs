@@ -6,7 +6,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::numbers::{Inexact, is_integer};
+/// A keyword whose numbers cannot be expressed exactly, and why.
+pub type Inexact = (&'static str, String);
 
 const KEYWORD: &str = "multipleOf";
 /// Most digits after the point.
@@ -77,6 +78,11 @@ fn as_read(mut float: f64) -> Option<Step> {
 
 fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Whether only integers are allowed.
+pub fn is_integer(fields: &Map<String, Value>) -> bool {
+    fields.get("type").is_some_and(|kind| *kind == "integer")
 }
 
 /// The step of a schema; `None` if it has none that can be enforced.

@@ -9,7 +9,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::limits::{LARGEST_BOUND, SMALLEST_BOUND};
-use crate::multiples::{self, Step};
+use crate::multiples::{self, Inexact, Step, is_integer};
 
 /// What stands next to an exclusive bound of zero, whose next double has 324 digits.
 const NEXT_TO_ZERO: f64 = 1e-36;
@@ -32,9 +32,6 @@ const BOUNDS: [Bound; 4] = [
     Bound { keyword: "maximum", inclusive: "maximum", is_lower: false },
     Bound { keyword: "exclusiveMaximum", inclusive: "maximum", is_lower: false },
 ];
-
-/// A keyword whose numbers cannot be expressed exactly, and why.
-pub type Inexact = (&'static str, String);
 
 /// Checks the numbers of one schema.
 ///
@@ -200,9 +197,4 @@ fn above(bound: f64) -> f64 {
 fn is_outermost(bound: f64, is_lower: bool) -> bool {
     let end = 2f64.powi(63);
     if is_lower { bound <= -end } else { bound >= end }
-}
-
-/// Whether only integers are allowed.
-pub fn is_integer(fields: &Map<String, Value>) -> bool {
-    fields.get("type").is_some_and(|kind| *kind == "integer")
 }

@@ -31,26 +31,23 @@ pub fn to_lark(tag: &Value, form: JsonForm) -> Result<String, Refused> {
             Ok(Tag { begin: text("begin")?, content: json(&one["schema"], form)?, end: text("end")? })
         });
         let tags = tags.collect::<Result<Vec<_>, Refused>>()?;
-        return free_text(&strings(list(tag, "triggers")?)?, &tags, false);
+        return free_text(&strings(list(tag, "triggers")?)?, &tags, Times::default());
     }
     if format["type"] != "triggered_tags" {
         let got = format["type"].as_str().unwrap_or("none").chars().take(40).collect::<String>();
         return Err(unusable(format!("format.type is `{got}`; only triggered_tags is supported")));
     }
-    for (name, value) in
-        [("stop_after_first", &format["stop_after_first"]), ("excludes", &format["excludes"])]
-    {
-        let is_neutral = value.is_null() || *value == false || value.as_array().is_some_and(Vec::is_empty);
-        if !is_neutral {
-            return Err(unusable(format!("format.{name} is not supported; leave it out")));
-        }
-    }
+    refuse_unless_neutral("format", format, &["excludes"])?;
     let tags = list(format, "tags")?.iter().map(|one| {
         let content = &one["content"];
         if content["type"] != "json_schema" {
             let message = "the content of a tag must be {\"type\": \"json_schema\", \"json_schema\": …}";
             return Err(unusable(message.to_owned()));
         }
+        if content["style"] != "json" {
+            refuse_unless_neutral("content", content, &["style"])?;
+        }
+        refuse_unless_neutral("content", content, &["any_order", "max_whitespace_cnt", "excludes"])?;
         Ok(Tag {
             begin: string(one, "begin")?,
             content: json(&content["json_schema"], form)?,
@@ -58,21 +55,41 @@ pub fn to_lark(tag: &Value, form: JsonForm) -> Result<String, Refused> {
         })
     });
     let tags = tags.collect::<Result<Vec<_>, Refused>>()?;
-    free_text(&strings(list(format, "triggers")?)?, &tags, format["at_least_one"] == true)
+    let times =
+        Times { is_first: format["at_least_one"] == true, is_once: format["stop_after_first"] == true };
+    free_text(&strings(list(format, "triggers")?)?, &tags, times)
+}
+
+/// Refuses options that change what is allowed.
+fn refuse_unless_neutral(place: &str, value: &Value, names: &[&str]) -> Result<(), Refused> {
+    let is_neutral =
+        |value: &Value| value.is_null() || *value == false || value.as_array().is_some_and(Vec::is_empty);
+    match names.iter().find(|name| !is_neutral(&value[**name])) {
+        Some(name) => Err(unusable(format!("{place}.{name} is not supported; leave it out"))),
+        None => Ok(()),
+    }
+}
+
+/// Where tags may be.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    /// The answer begins with a tag.
+    is_first: bool,
+    /// The answer ends with its first tag.
+    is_once: bool,
 }
 
 /// Free text in which each of `triggers` must continue as a tag that begins with it.
-fn free_text(triggers: &[&str], tags: &[Tag<'_>], at_least_one: bool) -> Result<String, Refused> {
+fn free_text(triggers: &[&str], tags: &[Tag<'_>], times: Times) -> Result<String, Refused> {
     check_size(WHAT, tags.len(), "tags", MAX_CHOICES)?;
     let mut lark = String::new();
     let mut names = Vec::new();
+    let text = |text: &str| if text.is_empty() { String::new() } else { quoted(text) };
     for (at, trigger) in triggers.iter().enumerate() {
-        let follow = |tag: &Tag<'_>| {
-            let rest = tag.begin.strip_prefix(trigger)?;
-            let text = |text: &str| if text.is_empty() { String::new() } else { quoted(text) };
-            Some(format!("{} %json {} {}", text(rest), tag.content, text(tag.end)))
+        let follow = |(at, tag): (usize, &Tag<'_>)| {
+            Some(format!("{} inner_{at}", text(tag.begin.strip_prefix(trigger)?)))
         };
-        let tags: Vec<String> = tags.iter().filter_map(follow).collect();
+        let tags: Vec<String> = tags.iter().enumerate().filter_map(follow).collect();
         if trigger.is_empty() || tags.is_empty() {
             return Err(unusable(format!("no tag begins with the trigger {trigger:?}")));
         }
@@ -87,8 +104,19 @@ fn free_text(triggers: &[&str], tags: &[Tag<'_>], at_least_one: bool) -> Result<
     if names.is_empty() {
         return Err(unusable("it needs at least one trigger".to_owned()));
     }
-    let count = if at_least_one { "+" } else { "*" };
-    Ok(format!("start: ({}){count} rest\nrest: /(?s:.*)/\n{lark}", names.join(" | ")))
+    for (at, tag) in tags.iter().enumerate() {
+        lark += &format!("inner_{at}: %json {} {}\n", tag.content, text(tag.end));
+    }
+    let tag = names.join(" | ");
+    let whole = |(at, tag): (usize, &Tag<'_>)| format!("{} inner_{at}", text(tag.begin));
+    let first: Vec<String> = tags.iter().enumerate().map(whole).collect();
+    let start = match (times.is_first, times.is_once) {
+        (false, false) => format!("({tag})* rest"),
+        (false, true) => format!("{tag} | rest"),
+        (true, false) => format!("({}) ({tag})* rest", first.join(" | ")),
+        (true, true) => first.join(" | "),
+    };
+    Ok(format!("start: {start}\nrest: /(?s:.*)/\n{lark}"))
 }
 
 /// Checked schema of a tag's content, as text.

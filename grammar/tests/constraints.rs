@@ -5,7 +5,7 @@
 mod walk;
 
 use serde_json::{Value, json};
-use skein_grammar::{Refused, Source};
+use skein_grammar::{JsonForm, Refused, Source};
 use walk::{Random, Walk, compile, vocabulary, walk};
 
 /// Whether the constraint accepts exactly `text` in single-byte tokens.
@@ -78,10 +78,82 @@ fn both_notations_of_structural_tags_oblige_to_what_follows_a_trigger() {
     }
     let mut needed = new;
     needed["format"]["at_least_one"] = json!(true);
-    check(Source::structural_tag(&needed), &[&format!("x {call}")], &["", "just text"]);
+    // As xgrammar 0.2.8: then the answer begins with a tag.
+    check(
+        Source::structural_tag(&needed),
+        &[call, &format!("{call} x {call}")],
+        &["", "just text", &format!("x {call}")],
+    );
     needed["format"]["stop_after_first"] = json!(true);
-    let message = Source::structural_tag(&needed).unwrap_err().to_string();
-    assert!(message.contains("stop_after_first is not supported"), "{message}");
+    check(
+        Source::structural_tag(&needed),
+        &[call],
+        &["", "x", &format!("{call} x"), &format!("{call}{call}")],
+    );
+    needed["format"]["at_least_one"] = json!(false);
+    check(
+        Source::structural_tag(&needed),
+        &["", "x", "<f", call, &format!("x {call}")],
+        &["<function=g>", &format!("{call} x"), &format!("{call}{call}")],
+    );
+    let message = |tag: &Value| Source::structural_tag(tag).unwrap_err().to_string();
+    needed["format"]["excludes"] = json!(["x"]);
+    assert!(message(&needed).contains("format.excludes is not supported"));
+    needed["format"]["excludes"] = json!([]);
+    let content = &mut needed["format"]["tags"][0]["content"];
+    content["style"] = json!("qwen_xml");
+    assert!(message(&needed).contains("content.style is not supported"));
+    for kind in ["sequence", "or", "tag", "tags_with_separator", "any_text", "qwen_xml_parameter", "dispatch"]
+    {
+        let other = json!({"format": {"type": kind}});
+        assert!(message(&other).contains(&format!("format.type is `{kind}`")), "{kind}");
+    }
+}
+
+/// What xgrammar 0.2.8 accepts, and `.` as in llama.cpp. Empty alternatives, single quotes and names that
+/// begin with a digit are only ours.
+#[test]
+fn ebnf_of_other_servers_means_the_same() {
+    for (grammar, good, bad) in [
+        ("root ::= .", vec!["x", "\n"], vec!["", "xx"]),
+        ("root ::= [^a]", vec!["b", "\n"], vec!["a"]),
+        ("root ::= \"a\"{2,}", vec!["aa", "aaa"], vec!["a"]),
+        ("root ::= \"a\"{2, 3}", vec!["aa", "aaa"], vec!["a", "aaaa"]),
+        ("root ::= \"a\"{2}", vec!["aa"], vec!["a", "aaa"]),
+        ("root ::= \"a\"{0} \"b\"", vec!["b"], vec!["ab"]),
+        (r#"root ::= "\x41\u00e9" [\x41-\x43]"#, vec!["AéB"], vec!["AéD"]),
+        ("# c\nroot ::= \"a\" # d\n", vec!["a"], vec![""]),
+        ("root ::= a_1 b-2\na_1 ::= \"x\"\nb-2 ::= \"y\"", vec!["xy"], vec!["x"]),
+        ("root ::=\n  \"a\"\n| \"b\"", vec!["a", "b"], vec!["ab"]),
+        ("root ::= \"a\"\r\n  | \"b\"\r\n", vec!["a", "b"], vec![""]),
+        ("root ::= (\"a\" |\n \"b\")", vec!["a", "b"], vec![""]),
+        ("root ::= \"a\" | ", vec!["a", ""], vec!["b"]),
+        ("root ::= root \"a\" | \"b\"", vec!["b", "baa"], vec!["a", "ab"]),
+        (r"root ::= [\]] [a-] [a^]", vec!["]-^", "]aa"], vec!["]b^"]),
+    ] {
+        check(Source::grammar(grammar), &good, &bad);
+    }
+}
+
+#[test]
+fn a_form_closes_objects_and_forbids_white_space_in_schemas_and_tags() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let tag = json!({"triggers": ["<f>"], "structures": [{"begin": "<f>", "schema": schema, "end": "</f>"}]});
+    let (schema, tag) = (Source::json_schema(&schema).unwrap(), Source::structural_tag(&tag).unwrap());
+    check(Ok(schema.clone()), &["{\"a\":1}", "{\"a\": 1, \"b\": 2}"], &[]);
+    let compact = JsonForm { is_compact: true, is_closed: false };
+    check(schema.in_form(compact), &["{\"a\":1}", "{\"a\":1,\"b\":2}"], &["{\"a\": 1}", "{ }"]);
+    let closed = JsonForm { is_compact: false, is_closed: true };
+    check(schema.in_form(closed), &["{\"a\": 1}", "{ }"], &["{\"a\": 1, \"b\": 2}"]);
+    let both = schema.in_form(closed).unwrap().in_form(compact);
+    check(both, &["{\"a\":1}", "{}"], &["{\"a\": 1}", "{\"b\":2}"]);
+    check(
+        tag.in_form(closed.and(compact)),
+        &["<f>{\"a\":1}</f>"],
+        &["<f>{\"a\": 1}</f>", "<f>{\"b\":2}</f>"],
+    );
+    let regex = Source::regex("a b").unwrap();
+    assert_eq!(regex.in_form(closed.and(compact)), Ok(regex));
 }
 
 /// Schemas typical of clients; each can complete within a few dozen tokens.

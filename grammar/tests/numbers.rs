@@ -1,5 +1,5 @@
-//! Ranges of numbers, judged in whole numbers of 10^-18. `tests/grammar/number_ranges.py` judges many more with
-//! another program.
+//! Ranges of numbers, judged in whole numbers of 10^-18. `tests/grammar/number_ranges.py` judges many more
+//! with another program.
 
 #![allow(clippy::unwrap_used)] // helpers of tests panic like tests
 

@@ -2,6 +2,7 @@
 //! and the equality of streamed and whole answers.
 
 use skein_text::model_text::ModelText;
+use skein_text::sources::JsonForm;
 
 use super::*;
 use crate::request::TokenDelta;
@@ -189,6 +190,46 @@ async fn answers_are_held_to_calls_where_they_must_be() {
     assert_eq!(grammar(json!({"parallel_tool_calls": false})).await, Ok(true));
     assert_eq!(grammar(json!({"tools": [strict]})).await, Ok(true));
     assert_eq!(grammar(json!({"response_format": {"type": "json_object"}})).await, Ok(true));
+}
+
+#[tokio::test]
+async fn strict_closes_objects_and_a_request_or_the_server_may_close_all_and_forbid_white_space() {
+    const CLOSED: &str = r#""additionalProperties":false"#;
+    const COMPACT: &str = r#""whitespace_flexible":false"#;
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    let grammar = async |path: &str, body: Value| {
+        let text = reached(path, body).await.unwrap().1.unwrap();
+        [text.contains(CLOSED), text.contains(COMPACT)]
+    };
+    let chat = async |extra: Value| grammar(CHAT, super::chat(extra)).await;
+    let format =
+        |strict: bool| json!({"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}});
+    assert_eq!(chat(json!({"response_format": format(false)})).await, [false, false]);
+    assert_eq!(chat(json!({"response_format": format(true)})).await, [true, false]);
+    let structured = |option: &str| json!({"structured_outputs": {"json": schema, option: true}});
+    assert_eq!(chat(structured("disable_additional_properties")).await, [true, false]);
+    assert_eq!(chat(structured("disable_any_whitespace")).await, [false, true]);
+    let text = json!({"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": true}});
+    let body = json!({"model": "m", "input": "q", "text": text});
+    assert_eq!(grammar(RESPONSES, body).await, [true, false]);
+    let tool = |strict: bool| {
+        let function = json!({"name": "f", "strict": strict, "parameters": schema});
+        json!({"tools": [{"type": "function", "function": function}], "tool_choice": "required"})
+    };
+    assert_eq!(chat(tool(true)).await, [true, false]);
+    assert_eq!(chat(tool(false)).await, [false, false]);
+
+    let (app, script) = app("x", 1);
+    let mut text = self::text();
+    text.json_form = JsonForm { is_compact: true, is_closed: true };
+    let app = App { text: Arc::new(text), ..app };
+    for extra in [json!({"response_format": format(false)}), tool(false)] {
+        assert_eq!(ask(&app, CHAT, &super::chat(extra)).await.status, 200);
+    }
+    for request in script.requests.lock().unwrap().iter() {
+        let text = &request.sampling.grammar.as_ref().unwrap().text;
+        assert!(text.contains(CLOSED) && text.contains(COMPACT), "{text}");
+    }
 }
 
 #[tokio::test]
