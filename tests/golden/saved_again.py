@@ -4,8 +4,9 @@ spellings that today's version writes. Tensors keep their names and shapes, whic
     pip install transformers==5.24.0
     python saved_again.py [directory]      keeps the saved models and their goldens there, too
 
-`TEST_SAVED_AGAIN=directory cargo test -p skein-worker --test cpu_model -- saved_again --nocapture` compares the logits
-of those.
+To compare the logits of those:
+
+    TEST_SAVED_AGAIN=directory cargo test -p skein-worker --test cpu_model -- saved_again --nocapture
 """
 
 import json
@@ -35,7 +36,7 @@ def tensors(path: pathlib.Path) -> dict:
 
 
 def change(name: str, to: pathlib.Path) -> dict:
-    """Saves the model to `to`; returns the fields of config.json that went, and those that came or changed."""
+    """Saves the model to `to`; returns the fields of config.json that went, and those that are new."""
     source = weights.complete(HERE / "models" / name)
     AutoModelForCausalLM.from_pretrained(source, dtype="auto", attn_implementation="eager").save_pretrained(to)
     for golden in source.glob("goldens.*"):

@@ -1,6 +1,5 @@
 //! AutoRound (arXiv 2309.05516): another way to choose the codes. Checkpoints have the tensors of GPTQ or
-//! AWQ;
-//! `packing_format` says which.
+//! AWQ; `packing_format` says which.
 
 use serde_json::{Map, Value};
 
