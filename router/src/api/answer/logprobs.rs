@@ -142,7 +142,7 @@ fn top(names: Names<'_>, at: &TokenLogprobs) -> Value {
     let is_among = at.top.iter().any(|(token, _)| *token == at.token);
     let chosen = [(at.token, at.logprob)];
     let mut map = Map::new();
-    for (token, logprob) in at.top.iter().chain(if is_among { &[][..] } else { &chosen }) {
+    for (token, logprob) in at.top.iter().chain(if is_among { &[][..] } else { &chosen[..] }) {
         let name = names.in_completions(*token);
         let name = if map.contains_key(&name) { by_id(*token) } else { name };
         map.insert(name, finite(*logprob));
