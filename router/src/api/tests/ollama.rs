@@ -75,7 +75,9 @@ async fn options_of_ollama_have_ollamas_meaning() {
         (sampling, answer.header("x-ignored-params").to_owned())
     };
     let room = testing::MAX_MODEL_LEN - 6;
-    for (num_predict, most) in [(3, 3), (100_000, room), (-1, room), (-2, room), (0, room), (1_i64 << 40, room)] {
+    for (num_predict, most) in
+        [(3, 3), (100_000, room), (-1, room), (-2, room), (0, room), (1_i64 << 40, room)]
+    {
         let (sampling, _) = answered(json!({"num_predict": num_predict, "stop": ""})).await;
         assert_eq!(sampling.max_tokens, most, "num_predict {num_predict}");
     }

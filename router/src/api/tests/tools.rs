@@ -27,10 +27,14 @@ pub(super) fn text() -> ModelText {
 
 /// An app whose model writes `text` in deltas of `cut` tokens.
 pub(super) fn app(text: &str, cut: usize) -> (App, Arc<Script>) {
+    app_of(self::text(), text, cut)
+}
+
+fn app_of(model: ModelText, text: &str, cut: usize) -> (App, Arc<Script>) {
     let tokens = testing::tokens(text);
     let deltas = tokens.chunks(cut).map(|tokens| TokenDelta { tokens: tokens.to_vec(), ..delta(0, "") });
     let script = Arc::new(Script::of(deltas.chain([finish(0, STOP)])));
-    (App::new(Arc::new(self::text()), script.clone(), testing::config()), script)
+    (App::new(Arc::new(model), script.clone(), testing::config()), script)
 }
 
 fn tool(name: &str) -> Value {
@@ -219,10 +223,9 @@ async fn strict_closes_objects_and_a_request_or_the_server_may_close_all_and_for
     assert_eq!(chat(tool(true)).await, [true, false]);
     assert_eq!(chat(tool(false)).await, [false, false]);
 
-    let (app, script) = app("x", 1);
     let mut text = self::text();
     text.json_form = JsonForm { is_compact: true, is_closed: true };
-    let app = App { text: Arc::new(text), ..app };
+    let (app, script) = app_of(text, "x", 1);
     for extra in [json!({"response_format": format(false)}), tool(false)] {
         assert_eq!(ask(&app, CHAT, &super::chat(extra)).await.status, 200);
     }
