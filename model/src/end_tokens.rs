@@ -1,5 +1,5 @@
-//! Tokens that end an answer, as in vLLM 0.33: those of generation_config.json, or else of config.json, and the
-//! tokenizer's own `eos_token`.
+//! Tokens that end an answer, as in vLLM 0.33: those of generation_config.json, or else of config.json, and
+//! the tokenizer's own `eos_token`.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! Added tokens that only the files beside tokenizer.json declare, and named special tokens, as transformers 5.24
-//! adds them to the tokenizer.
+//! Added tokens that only the files beside tokenizer.json declare, and named special tokens, as transformers
+//! 5.24 adds them to the tokenizer.
 //!
-//! An older tokenizer.json lacks tokens that were added later. Without them `<|im_end|>` is eight letters in a prompt, and
-//! nothing in an answer.
+//! An older tokenizer.json lacks tokens that were added later. Without them `<|im_end|>` is ten characters in
+//! a prompt, and nothing in an answer.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -87,7 +87,7 @@ fn special(config: &Value) -> impl Iterator<Item = Value> {
     single.chain(listed).filter_map(|token| token_of(token, None))
 }
 
-/// `token`, which is a text or an object. `special` is what it is if it does not say so; `None` = it is special in
+/// `token`, which is a text or an object. `special` is what it is if it does not say so; `None` = special in
 /// any case.
 fn token_of(token: &Value, special: Option<bool>) -> Option<Value> {
     if let Some(text) = token.as_str() {

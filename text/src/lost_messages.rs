@@ -13,15 +13,18 @@ use crate::refused::TextRefused;
 
 /// Roles that nearly every template knows. A message of another role is always tried.
 const USUAL: [&str; 4] = ["system", "user", "assistant", "tool"];
+/// Roles that every template knows. One that drops such a message means it: a guard judges the last turn
+/// only.
+const KNOWN: [&str; 2] = ["user", "assistant"];
 
 /// Renders messages with the model's template and the request's variables.
 pub type Render<'a> = dyn Fn(&Value) -> Result<String, TextRefused> + 'a;
 
-/// Renders `messages` so that each leaves some text. Instructions that the template drops where they stand
-/// join the first system message.
+/// Renders `messages` so that each of a role other than user and assistant leaves some text. Instructions
+/// that the template drops where they stand join the first system message.
 ///
 /// # Errors
-/// The template's, or a message of which nothing is left, with its role.
+/// The template's, or such a message of which nothing is left, with its role.
 pub fn render_all(messages: &Value, render: &Render<'_>) -> Result<String, TextRefused> {
     let text = render(messages)?;
     let Some(lost) = lost(messages, &text, render) else { return Ok(text) };
@@ -39,7 +42,7 @@ pub fn render_all(messages: &Value, render: &Render<'_>) -> Result<String, TextR
     Err(TextRefused::invalid("messages", message))
 }
 
-/// Index of the first message of which `rendered` has nothing.
+/// Index of the first message that must leave text and of which `rendered` has nothing.
 fn lost(messages: &Value, rendered: &str, render: &Render<'_>) -> Option<usize> {
     let messages = messages.as_array()?;
     if !is_suspect(messages, rendered) {
@@ -51,7 +54,8 @@ fn lost(messages: &Value, rendered: &str, render: &Render<'_>) -> Option<usize> 
     let tried = messages.iter().enumerate().map(says).collect();
     // A template that refuses these words may still take the others. Some write in capitals.
     let shown = shown(&render(&tried).ok()?.to_lowercase());
-    (0..messages.len()).find(|at| has_text(&messages[*at]) && !shown.contains(at))
+    let must_show = |message: &Value| has_text(message) && !KNOWN.iter().any(|role| message["role"] == *role);
+    (0..messages.len()).find(|at| must_show(&messages[*at]) && !shown.contains(at))
 }
 
 /// Numbers of the messages whose words are in `text`, in one pass: there may be very many messages.
@@ -173,6 +177,17 @@ mod tests {
         };
         let refused = render_all(&messages.into(), &render).unwrap_err().to_string();
         assert!(refused.contains("messages[100000]"), "{refused}");
+    }
+
+    #[test]
+    fn a_template_may_show_the_last_turn_only() {
+        let source = "{{ messages[0].content }}|{{ messages[-1].content }}";
+        let template = ChatTemplate::compile(source, Vec::new(), || Duration::ZERO).unwrap();
+        let render = |messages: &Value| template.render(messages, false, &Map::new());
+        let turns = json!([say("system", "s"), say("user", "a"), say("assistant", "b"), say("user", "c")]);
+        assert_eq!(render_all(&turns, &render).unwrap(), "s|c");
+        let with_tool = json!([say("system", "s"), say("user", "a"), say("tool", "b"), say("user", "c")]);
+        assert!(render_all(&with_tool, &render).unwrap_err().to_string().contains("role `tool`"));
     }
 
     #[test]

@@ -123,8 +123,8 @@ fn in_form(constraint: Constraint, form: JsonForm) -> Result<Constraint, Refusal
     Ok(Constraint { source, field })
 }
 
-/// OpenAI's field. The schema is enforced even with `strict: false`; `strict: true` also closes objects. Other
-/// servers take one with `json_object`, too.
+/// OpenAI's field. The schema is enforced even with `strict: false`; `strict: true` also closes objects.
+/// Other servers take one with `json_object`, too.
 fn of_response_format(format: &Value) -> Result<Option<Constraint>, Refusal> {
     let field = "response_format";
     match format["type"].as_str() {
