@@ -214,7 +214,7 @@ async fn strict_closes_objects_and_a_request_or_the_server_may_close_all_and_for
     assert_eq!(chat(structured("disable_additional_properties")).await, [true, false]);
     assert_eq!(chat(structured("disable_any_whitespace")).await, [false, true]);
     let text = json!({"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": true}});
-    let body = json!({"model": "m", "input": "q", "text": text});
+    let body = json!({"input": "q", "text": text});
     assert_eq!(grammar(RESPONSES, body).await, [true, false]);
     let tool = |strict: bool| {
         let function = json!({"name": "f", "strict": strict, "parameters": schema});
