@@ -1,8 +1,9 @@
 //! Regular expressions of JSON Schema, which are ECMA-262's, in the library's dialect.
 //!
-//! Three of ECMA's classes differ: `.` matches no `\r`, U+2028 and U+2029; `\s` no U+0085; `\S` no U+FEFF.
-//! The classes here are narrower where Python's `re` differs from ECMA too, so that validators of both accept
-//! the answer. `\d` and `\w` are ASCII in ECMA, for which the library has an option.
+//! In a class, `[`, `&&`, `~~` and `--` mean nothing more than themselves. Three of ECMA's classes differ: `.`
+//! matches no `\r`, U+2028 and U+2029; `\s` no U+0085; `\S` no U+FEFF. The classes here are narrower where
+//! Python's `re` differs from ECMA too, so that validators of both accept the answer. `\d` and `\w` are ASCII
+//! in ECMA, for which the library has an option.
 
 use std::borrow::Cow;
 
@@ -16,7 +17,7 @@ const ANY_SPACE: &str =
 
 /// `pattern` with ECMA's classes written out.
 pub fn pattern(pattern: &str) -> Cow<'_, str> {
-    if !pattern.contains(['.', '\\']) {
+    if !pattern.contains(['.', '\\', '[']) {
         return Cow::Borrowed(pattern);
     }
     // A dialect beyond ECMA's: `.` may match line breaks.
@@ -27,6 +28,9 @@ pub fn pattern(pattern: &str) -> Cow<'_, str> {
         match next {
             '\\' => escape(&mut out, rest.next(), in_class),
             '.' if !in_class && !has_flags => out += DOT,
+            // The library's classes nest, intersect and subtract.
+            '[' | '&' | '~' if in_class => out.extend(['\\', next]),
+            '-' if in_class && out.ends_with('-') => out += "\\-",
             _ => out.push(next),
         }
         in_class = match next {
@@ -87,6 +91,10 @@ mod tests {
             ("^a|b$", vec!["ax", "xb"], vec!["x"]),
             (r"^\/\x41\u0041$", vec!["/AA"], vec!["AA"]),
             (r"^\p{L}$", vec!["é"], vec!["1"]),
+            // As without the flag `u`, which refuses them.
+            ("^[[:alpha:]]$", vec!["a]", "[]", ":]"], vec!["a", "y"]),
+            (r"^[\w&&[^\d]]$", vec!["1]", "&]", "[]"], vec!["y", "&"]),
+            ("^[a&&b]$", vec!["a", "&", "b"], vec!["c"]),
             // Not ECMA's, but Python's.
             ("(?i)^a$", vec!["a", "A"], vec!["b"]),
             ("^(?s:.)$", vec!["\n"], vec![]),

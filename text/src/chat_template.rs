@@ -55,6 +55,8 @@ impl ChatTemplate {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(TextError::Template(format!("it is over {MAX_SOURCE_BYTES} bytes long")));
         }
+        // Jinja2 reads every line end as one.
+        let source = &source.replace("\r\n", "\n").replace('\r', "\n");
         let failed = |error: Error| TextError::Template(first_line(&error));
         let mut env = template_env::environment(clock).map_err(failed)?;
         jinja::check_names(source).map_err(TextError::Template)?;

@@ -17,45 +17,87 @@ const USUAL: [&str; 4] = ["system", "user", "assistant", "tool"];
 /// only.
 const KNOWN: [&str; 2] = ["user", "assistant"];
 
+/// Bytes below which a text is found in a prompt by chance.
+const SHORT: usize = 32;
+
 /// Renders messages with the model's template and the request's variables.
 pub type Render<'a> = dyn Fn(&Value) -> Result<String, TextRefused> + 'a;
 
-/// Renders `messages` so that each of a role other than user and assistant leaves some text. Instructions
-/// that the template drops where they stand join the first system message.
+/// Renders `messages` so that each of a role other than user and assistant leaves some text. A template that
+/// `reads_parts` of content may drop text that is none; instructions that one drops or refuses in their place
+/// join the first. Elsewhere they stay, so that what precedes them is still found in the prefix cache.
 ///
 /// # Errors
 /// The template's, or such a message of which nothing is left, with its role.
-pub fn render_all(messages: &Value, render: &Render<'_>) -> Result<String, TextRefused> {
-    let text = render(messages)?;
-    let Some(lost) = lost(messages, &text, render) else { return Ok(text) };
-    let role = messages[lost]["role"].as_str().unwrap_or_default();
-    if ["system", "developer"].contains(&role) {
-        let joined = one_system_message(messages.as_array().map_or(&[], Vec::as_slice)).into();
-        let text = render(&joined)?;
-        if self::lost(&joined, &text, render).is_none() {
-            return Ok(text);
-        }
+pub fn render_all(messages: &Value, reads_parts: bool, render: &Render<'_>) -> Result<String, TextRefused> {
+    let text = match render(messages) {
+        Ok(text) => text,
+        Err(refusal) => return with_one_system(messages, render).ok_or(refusal),
+    };
+    let lost = lost(messages, &text, render);
+    if lost.is_empty() {
+        return Ok(text);
+    }
+    if let Some(text) = reads_parts.then(|| whole(&in_parts(messages), render)).flatten() {
+        return Ok(text);
+    }
+    let must_show = |at: &&usize| !KNOWN.iter().any(|role| messages[**at]["role"] == *role);
+    let Some(at) = lost.iter().find(must_show) else { return Ok(text) };
+    let role = messages[*at]["role"].as_str().unwrap_or_default();
+    if let Some(text) = with_one_system(messages, render) {
+        return Ok(text);
     }
     let message = format!(
-        "messages[{lost}]: the chat template drops a message of the role `{role}` here; use a role that it knows."
+        "messages[{at}]: the chat template drops a message of the role `{role}` here; use a role that it knows."
     );
     Err(TextRefused::invalid("messages", message))
 }
 
-/// Index of the first message that must leave text and of which `rendered` has nothing.
-fn lost(messages: &Value, rendered: &str, render: &Render<'_>) -> Option<usize> {
+/// The rendering with all instructions in the first message, if some stand elsewhere and none is lost then.
+fn with_one_system(messages: &Value, render: &Render<'_>) -> Option<String> {
     let messages = messages.as_array()?;
+    let is_out_of_place = |(at, message): (usize, &Value)| {
+        message["role"] == "developer" || (message["role"] == "system" && at > 0)
+    };
+    messages
+        .iter()
+        .enumerate()
+        .any(is_out_of_place)
+        .then(|| whole(&one_system_message(messages).into(), render))?
+}
+
+/// The rendering of `messages`, if none of them is lost.
+fn whole(messages: &Value, render: &Render<'_>) -> Option<String> {
+    let text = render(messages).ok()?;
+    lost(messages, &text, render).is_empty().then_some(text)
+}
+
+/// `messages` with each text as a list of one part, as vLLM gives them to a template that loops over parts.
+fn in_parts(messages: &Value) -> Value {
+    let part = |message: &Value| {
+        let text = message["content"].as_str().filter(|_| message["role"] != "tool");
+        text.map_or_else(
+            || message.clone(),
+            |text| with_content(message, json!([{"type": "text", "text": text}])),
+        )
+    };
+    messages.as_array().into_iter().flatten().map(part).collect()
+}
+
+/// Indices of the messages of which `rendered` has nothing.
+fn lost(messages: &Value, rendered: &str, render: &Render<'_>) -> Vec<usize> {
+    let Some(messages) = messages.as_array() else { return Vec::new() };
     if !is_suspect(messages, rendered) {
-        return None;
+        return Vec::new();
     }
     let says = |(at, message): (usize, &Value)| {
         if has_text(message) { saying(message, &format!("message{at}said")) } else { message.clone() }
     };
     let tried = messages.iter().enumerate().map(says).collect();
     // A template that refuses these words may still take the others. Some write in capitals.
-    let shown = shown(&render(&tried).ok()?.to_lowercase());
-    let must_show = |message: &Value| has_text(message) && !KNOWN.iter().any(|role| message["role"] == *role);
-    (0..messages.len()).find(|at| must_show(&messages[*at]) && !shown.contains(at))
+    let Ok(tried) = render(&tried) else { return Vec::new() };
+    let shown = shown(&tried.to_lowercase());
+    (0..messages.len()).filter(|at| has_text(&messages[*at]) && !shown.contains(at)).collect()
 }
 
 /// Numbers of the messages whose words are in `text`, in one pass: there may be very many messages.
@@ -64,15 +106,25 @@ fn shown(text: &str) -> HashSet<usize> {
     text.split("message").skip(1).filter_map(number).collect()
 }
 
-/// Whether `rendered` lacks a message's text, in the order of the messages. Linear in its length.
+/// Whether `rendered` lacks a message's text, in the order of the messages, or may only seem to have it.
+/// Linear in its length.
 fn is_suspect(messages: &[Value], rendered: &str) -> bool {
     let mut rest = rendered;
-    messages.iter().filter(|message| has_text(message)).any(|message| {
+    let with_text = messages.iter().enumerate().filter(|(_, message)| has_text(message));
+    with_text.into_iter().any(|(at, message)| {
         let text = first_text(message);
         let found = rest.find(text).map(|at| &rest[at + text.len()..]);
         rest = found.unwrap_or(rest);
-        found.is_none() || !message["role"].as_str().is_some_and(|role| USUAL.contains(&role))
+        found.is_none() || is_doubtful(at, message)
     })
+}
+
+/// Whether a message's text may be found although the template drops the message: its role is rare, or it is
+/// a late instruction or a result whose text is so short that it may stand elsewhere.
+fn is_doubtful(at: usize, message: &Value) -> bool {
+    let role = message["role"].as_str().unwrap_or_default();
+    let is_late = role == "tool" || (role == "system" && at > 0);
+    !USUAL.contains(&role) || (is_late && first_text(message).len() < SHORT)
 }
 
 /// Whether the template must show the message's text. Beside calls, some leave it out.
@@ -89,12 +141,13 @@ fn first_text(message: &Value) -> &str {
 /// `message` with `word` as its content.
 fn saying(message: &Value, word: &str) -> Value {
     let as_parts = message["content"].is_array();
-    let content = || if as_parts { json!([{"type": "text", "text": word}]) } else { word.into() };
-    let fields = message.as_object().into_iter().flatten();
-    let said = |(name, value): (&String, &Value)| {
-        (name.clone(), if name == "content" { content() } else { value.clone() })
-    };
-    Value::Object(fields.map(said).collect())
+    with_content(message, if as_parts { json!([{"type": "text", "text": word}]) } else { word.into() })
+}
+
+fn with_content(message: &Value, content: Value) -> Value {
+    let mut message = message.clone();
+    message["content"] = content;
+    message
 }
 
 #[cfg(test)]
@@ -122,8 +175,11 @@ mod tests {
             count.set(count.get() + 1);
             template.render(messages, false, &Map::new())
         };
-        (render_all(messages, &render).map_err(|refusal| refusal.to_string()), count.get())
+        (render_all(messages, false, &render).map_err(|refusal| refusal.to_string()), count.get())
     }
+
+    /// A text that is not in a prompt by chance.
+    const LONG: &str = "It rains in Oslo, and it will rain tomorrow.";
 
     fn say(role: &str, text: &str) -> Value {
         json!({"role": role, "content": text})
@@ -134,7 +190,8 @@ mod tests {
         let call = json!({"role": "assistant", "content": "dropped", "tool_calls": [{}]});
         for (messages, expected, renderings) in [
             (json!([say("system", "s"), say("user", " u "), say("assistant", "a")]), "S:s;U:u;A:a;", 1),
-            (json!([say("user", "u"), call, say("tool", "r")]), "U:u;A:call;T:\"r\";", 1),
+            (json!([say("user", "u"), call, say("tool", "r")]), "U:u;A:call;T:\"r\";", 2),
+            (json!([say("user", "u"), say("tool", LONG)]), &format!("U:u;T:\"{LONG}\";"), 1),
             (json!([say("user", " \n"), say("assistant", "")]), "U:;A:;", 1),
             // Escaped and shortened texts take a second rendering.
             (json!([say("tool", "{\"a\": 1}")]), "T:\"{\\\"a\\\": 1}\";", 2),
@@ -175,7 +232,7 @@ mod tests {
             let shown = messages.as_array().into_iter().flatten().filter(|message| message["role"] == "user");
             Ok(shown.filter_map(|message| message["content"].as_str()).collect())
         };
-        let refused = render_all(&messages.into(), &render).unwrap_err().to_string();
+        let refused = render_all(&messages.into(), false, &render).unwrap_err().to_string();
         assert!(refused.contains("messages[100000]"), "{refused}");
     }
 
@@ -185,9 +242,43 @@ mod tests {
         let template = ChatTemplate::compile(source, Vec::new(), || Duration::ZERO).unwrap();
         let render = |messages: &Value| template.render(messages, false, &Map::new());
         let turns = json!([say("system", "s"), say("user", "a"), say("assistant", "b"), say("user", "c")]);
-        assert_eq!(render_all(&turns, &render).unwrap(), "s|c");
+        assert_eq!(render_all(&turns, false, &render).unwrap(), "s|c");
         let with_tool = json!([say("system", "s"), say("user", "a"), say("tool", "b"), say("user", "c")]);
-        assert!(render_all(&with_tool, &render).unwrap_err().to_string().contains("role `tool`"));
+        assert!(render_all(&with_tool, false, &render).unwrap_err().to_string().contains("role `tool`"));
+    }
+
+    #[test]
+    fn text_reaches_a_template_that_reads_only_parts() {
+        let source = "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{{ part.text }}{% endfor %};{% endfor %}";
+        let template = ChatTemplate::compile(source, Vec::new(), || Duration::ZERO).unwrap();
+        let render = |messages: &Value| template.render(messages, false, &Map::new());
+        let turns = json!([say("system", "s"), say("user", "a")]);
+        assert_eq!(render_all(&turns, true, &render).unwrap(), "system:s;user:a;");
+    }
+
+    #[test]
+    fn a_short_text_that_stands_elsewhere_does_not_hide_a_loss() {
+        let source = "{% for m in messages %}{% if m.role == 'user' or loop.first %}{{ m.content }} end;{% endif %}{% endfor %}";
+        let template = ChatTemplate::compile(source, Vec::new(), || Duration::ZERO).unwrap();
+        let render = |messages: &Value| template.render(messages, false, &Map::new());
+        let turns = json!([say("system", "s"), say("user", "a"), say("system", "end"), say("user", "b")]);
+        assert_eq!(render_all(&turns, false, &render).unwrap(), "s\n\nend end;a end;b end;");
+        let result = json!([say("user", "a"), say("tool", "end"), say("user", "b")]);
+        assert!(render_all(&result, false, &render).is_err());
+    }
+
+    #[test]
+    fn an_instruction_that_a_template_refuses_in_its_place_joins_the_first() {
+        let source = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}{{ m.content }};{% endfor %}";
+        let template = ChatTemplate::compile(source, Vec::new(), || Duration::ZERO).unwrap();
+        let render = |messages: &Value| template.render(messages, false, &Map::new());
+        let turns = json!([say("user", "a"), say("system", "b"), say("user", "c")]);
+        assert_eq!(render_all(&turns, false, &render).unwrap(), "b;a;c;");
+        let raises = json!([say("system", "b"), say("user", "c")]);
+        let template =
+            ChatTemplate::compile("{{ raise_exception('no') }}", Vec::new(), || Duration::ZERO).unwrap();
+        let render = |messages: &Value| template.render(messages, false, &Map::new());
+        assert!(render_all(&raises, false, &render).unwrap_err().to_string().contains("no"));
     }
 
     #[test]

@@ -25,9 +25,10 @@ pub fn prepare(messages: &[Value], forms: Forms) -> Result<Vec<Value>, TextRefus
         let refuse = |what: String| TextRefused::invalid("messages", format!("messages[{at}]{what}"));
         prepare_message(message, forms).map(Value::Object).map_err(refuse)
     });
-    let prepared: Vec<Value> = prepared.collect::<Result<_, _>>()?;
-    let has_developer = prepared.iter().any(|message| message["role"] == "developer");
-    Ok(if has_developer && !forms.developer { one_system_message(&prepared) } else { prepared })
+    let mut prepared: Vec<Value> = prepared.collect::<Result<_, _>>()?;
+    let is_developer = |message: &&mut Value| !forms.developer && message["role"] == "developer";
+    prepared.iter_mut().filter(is_developer).for_each(|message| message["role"] = "system".into());
+    Ok(prepared)
 }
 
 /// `messages` with the texts of all `system` and `developer` messages joined in one first message, as vLLM
@@ -266,12 +267,14 @@ mod tests {
         assert!(prepare(&[calls], PLAIN).unwrap()[0].get("thinking").is_none());
     }
 
-    /// As `_convert_developer_to_system` and `_consolidate_system_messages` of vLLM 0.33 leave them.
+    /// As `_convert_developer_to_system` of vLLM 0.33 leaves them, which then joins them in any case.
     #[test]
     fn a_developer_is_the_system_where_the_template_knows_none() {
         let say = |role: &str, text: &str| json!({"role": role, "content": text});
         let messages = json!([say("system", "a"), say("user", "q"), say("developer", "b")]);
-        check(PLAIN, &messages, &json!([say("system", "a\n\nb"), say("user", "q")]));
+        check(PLAIN, &messages, &json!([say("system", "a"), say("user", "q"), say("system", "b")]));
+        let one = json!([say("system", "a\n\nb"), say("user", "q")]);
+        assert_eq!(Value::from(one_system_message(messages.as_array().unwrap())), one);
         check(Forms { developer: true, ..PLAIN }, &messages, &messages);
         let late = json!([say("user", "q"), say("system", "b")]);
         check(PLAIN, &late, &late);

@@ -225,7 +225,8 @@ impl ModelText {
         };
         let mut arguments = self.template_kwargs.clone();
         arguments.extend(prompt.template_kwargs.clone());
-        let messages = Value::Array(prepare(prompt.messages, template.for_arguments(&arguments).forms())?);
+        let forms = template.for_arguments(&arguments).forms();
+        let messages = Value::Array(prepare(prompt.messages, forms)?);
         let arguments = Value::Object(arguments);
         let control = self.tokenizer.control();
         let contains_control = control.contains_control(&messages) || control.contains_control(&arguments);
@@ -240,7 +241,7 @@ impl ModelText {
         let arguments = arguments.as_object().unwrap_or(prompt.template_kwargs);
         let render = |messages: &Value| self.render(template, messages, prompt, arguments);
         let messages = if prompt.continue_final_message { tagged(messages, mark) } else { messages };
-        let mut text = render_all(&messages, &render)?;
+        let mut text = render_all(&messages, forms.parts, &render)?;
         let opening = if prompt.continue_final_message {
             text = cut(text, &messages, mark)?;
             let turn = last_turn(&text, &messages, &render).replace(mark, "");

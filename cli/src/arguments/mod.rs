@@ -193,7 +193,9 @@ impl<'a> Reading<'a> {
             }
             Ok(settings) => {
                 for (name, value) in settings {
-                    if self.known.contains_key(name) {
+                    if self.known.get(name) == Some(&false) && value == "false" {
+                        self.out.push(format!("--no-{name}"));
+                    } else if self.known.contains_key(name) {
                         self.push(name, &value);
                     } else {
                         self.refused.push(format!("{spelt}: is --{name} of skein serve"));

@@ -86,11 +86,11 @@ fn flags_that_mean_the_same_are_passed_on() {
     check("serve --spec-model small", "serve --speculate=small");
     check(
         r#"serve --structured-outputs-config={"backend":"guidance","disable_any_whitespace":true}"#,
-        "serve --structured-outputs-whitespace=false",
+        "serve --no-structured-outputs-whitespace",
     );
     check(
         "serve --structured-outputs-config.disable_additional_properties true",
-        "serve --structured-outputs-additional-properties=false",
+        "serve --no-structured-outputs-additional-properties",
     );
     check("serve --no-enable-prefix-caching", "serve --no-enable-prefix-caching");
     check("run --temperature 0 -- --not-a-flag", "run --temperature=0 -- --not-a-flag");

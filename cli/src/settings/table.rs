@@ -192,7 +192,7 @@ pub const FLAGS: &[Flag] = &[
         "true",
         MODEL,
         FRONT | RUN | RUN_BATCH,
-        "Allow white space between the tokens of JSON that follows a schema; without, it is compact. Equal on all routers",
+        "Allow white space between the tokens of JSON that follows a schema. Equal on all routers",
     )),
     tokens(switch(
         "structured-outputs-additional-properties",

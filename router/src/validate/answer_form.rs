@@ -50,7 +50,7 @@ pub fn effort(draft: &mut Draft, text: &ModelText) -> Result<(), Refusal> {
 ///
 /// # Errors
 /// If a strict function's schema cannot be enforced, or the model has no calls.
-pub fn arguments(tools: &ToolUse, text: &ModelText) -> Result<Vec<String>, Refusal> {
+pub fn arguments(tools: &ToolUse, is_constrained: bool, text: &ModelText) -> Result<Vec<String>, Refusal> {
     if tools.functions.is_empty() {
         return Ok(Vec::new());
     }
@@ -78,7 +78,8 @@ pub fn arguments(tools: &ToolUse, text: &ModelText) -> Result<Vec<String>, Refus
         let message = format!("tool_choice names the function `{name}`, which is not among the tools.");
         return Err(Refusal::invalid("tool_choice", message));
     }
-    if !holds_calls(tools) {
+    // A constraint on the rest of the answer makes a grammar, which then holds calls, too.
+    if !holds_calls(tools) && !is_constrained {
         return Ok(Vec::new());
     }
     tools.functions.iter().enumerate().map(|(at, function)| arguments_of(at, function, text)).collect()

@@ -144,7 +144,7 @@ fn check_fields(
         .unwrap_or(1);
     let sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits, &mut faults);
     faults.value_of(answer_form::effort(draft, text));
-    let arguments = faults.value_of(answer_form::arguments(&draft.tools, text));
+    let arguments = faults.value_of(answer_form::arguments(&draft.tools, draft.constraint.is_some(), text));
     let constraint = draft.constraint.as_mut();
     faults.value_of(constraint.map_or(Ok(()), |one| answer_form::compile(one, text)));
     let stop = faults.value_of(stop_strings(&draft.sampling.stop, limits));

@@ -123,6 +123,11 @@ fn in_form(constraint: Constraint, form: JsonForm) -> Result<Constraint, Refusal
     Ok(Constraint { source, field })
 }
 
+/// Whether a schema allows everything.
+fn is_any(schema: &Value) -> bool {
+    schema.is_null() || *schema == true || schema.as_object().is_some_and(Map::is_empty)
+}
+
 /// OpenAI's field. The schema is enforced even with `strict: false`; `strict: true` also closes objects.
 /// Other servers take one with `json_object`, too.
 fn of_response_format(format: &Value) -> Result<Option<Constraint>, Refusal> {
@@ -130,7 +135,7 @@ fn of_response_format(format: &Value) -> Result<Option<Constraint>, Refusal> {
     match format["type"].as_str() {
         None if format.is_null() => Ok(None),
         Some("text") => Ok(None),
-        Some("json_object") => match format.get("schema").filter(|schema| !schema.is_null()) {
+        Some("json_object") => match format.get("schema").filter(|schema| !is_any(schema)) {
             Some(schema) => source(field, "json", schema),
             None => source(field, "json_object", &Value::Bool(true)),
         },

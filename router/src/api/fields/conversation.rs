@@ -25,6 +25,16 @@ impl Conversation {
         }
     }
 
+    /// Adds a text of a developer: as [`system`](Self::system), but a later one keeps its role, because many
+    /// templates refuse a late system message; the model's text decides what becomes of it.
+    pub fn develops(&mut self, text: &str) {
+        if self.messages.is_empty() {
+            self.system.push(text.to_owned());
+        } else {
+            self.says("developer", text.into());
+        }
+    }
+
     /// Adds a message; `content` is a string or a list of parts.
     pub fn says(&mut self, role: &str, content: Value) {
         let message = [("role".to_owned(), Value::from(role)), ("content".to_owned(), content)];

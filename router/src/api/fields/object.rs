@@ -42,8 +42,13 @@ pub struct Fields {
 impl Fields {
     /// Reads the body of `request` within the limits of `app`.
     pub async fn read(request: Request, app: &App) -> Result<Self, Refusal> {
+        check_content_type(request.headers())?;
+        Self::read_of_any_type(request, app).await
+    }
+
+    /// The same, whatever the content type: `curl -d` without a header calls its body a form.
+    pub async fn read_of_any_type(request: Request, app: &App) -> Result<Self, Refusal> {
         let (parts, body) = request.into_parts();
-        check_content_type(&parts.headers)?;
         check_content_encoding(&parts.headers)?;
         let limit = app.config.limits.body_bytes;
         check_content_length(&parts.headers, limit)?;

@@ -49,7 +49,7 @@ async fn answer(
     kind: Kind,
 ) -> Result<Response, Refusal> {
     let received_at = clock::now();
-    let fields = Fields::read(request, app).await.inspect_err(|refusal| refusal.log(id))?;
+    let fields = Fields::read_of_any_type(request, app).await.inspect_err(|refusal| refusal.log(id))?;
     let asked = input::parse(fields, kind, app, id).inspect_err(|refusal| refusal.log(id))?;
     let Asked { draft, has_prompt, shown_model, stream, thinks, unloads, ignored } = asked;
     let lines = Lines::new(kind, shown_model, received_at);

@@ -125,8 +125,8 @@ fn shown(message: Message, had: usize, single: &Single) -> Map<String, Value> {
     }
     let call = |(at, (name, arguments)): (usize, (String, String))| {
         let id = single.call_id(u32::try_from(at).unwrap_or(u32::MAX), &name);
-        // Arguments that the model wrote wrongly stay text, so that the client sees them.
-        let arguments = serde_json::from_str(&arguments).unwrap_or(Value::String(arguments));
+        // Clients read an object only. Arguments that end in their middle are none, as in Messages.
+        let arguments: Map<String, Value> = serde_json::from_str(&arguments).unwrap_or_default();
         json!({"id": id, "function": {"index": at, "name": name, "arguments": arguments}})
     };
     if !calls.is_empty() {

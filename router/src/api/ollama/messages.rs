@@ -66,7 +66,8 @@ fn converted(
 /// Gives a call the id and type that templates read, if it has none.
 fn number(call: &mut Value, number: usize, open: &mut Vec<OpenCall>) {
     let Some(call) = call.as_object_mut() else { return };
-    call.entry("id").or_insert_with(|| format!("call_{number}").into());
+    // Mistral's templates take ids of nine letters and digits only.
+    call.entry("id").or_insert_with(|| format!("call{number:05}").into());
     call.entry("type").or_insert_with(|| json!("function"));
     let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
     let name = text(call.get("function").and_then(|function| function.get("name")));

@@ -71,7 +71,7 @@ fn context_length(app: &App) -> Option<u32> {
 
 /// What is known about one model.
 pub async fn show(State(app): State<App>, request: Request) -> Result<Json<Value>, OllamaError> {
-    let mut fields = Fields::read(request, &app).await?;
+    let mut fields = Fields::read_of_any_type(request, &app).await?;
     let name = fields.string("model").or_else(|| fields.string("name"));
     app.check_model(name.as_deref().map(untagged))?;
     let facts = &app.text.facts;

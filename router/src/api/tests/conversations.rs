@@ -277,3 +277,13 @@ async fn messages_ignores_tools_of_anthropics_servers_and_names_its_own_fields()
         assert!(refused.contains(expected) && !refused.contains("response_format"), "{refused}");
     }
 }
+
+#[tokio::test]
+async fn a_late_developer_is_the_system_in_responses_as_in_chat() {
+    let say = |role: &str, text: &str| json!({"role": role, "content": text});
+    let turns = json!([say("user", "a"), say("developer", "D"), say("user", "b")]);
+    let (of_responses, _) = reached(RESPONSES, json!({"input": turns})).await.unwrap();
+    let (of_chat, _) = reached(CHAT, json!({"messages": turns})).await.unwrap();
+    assert_eq!(of_responses, of_chat);
+    assert!(of_chat.contains("<|user|>a<|end|><|system|>D<|end|><|user|>b"), "{of_chat}");
+}

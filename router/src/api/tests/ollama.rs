@@ -159,6 +159,23 @@ async fn reasoning_and_calls_have_places_of_their_own() {
 }
 
 #[tokio::test]
+async fn a_call_that_was_cut_has_an_object_for_its_arguments() {
+    let body =
+        json!({"messages": [{"role": "user", "content": "hi"}], "tools": [tool("f")], "stream": false});
+    let (app, _) = tools::app("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a", 3);
+    let answer = tools::ask(&app, "/api/chat", &body).await.json();
+    assert_eq!(answer["message"]["tool_calls"][0]["function"]["arguments"], json!({}), "{answer}");
+}
+
+#[tokio::test]
+async fn a_body_of_any_type_is_read_as_json() {
+    let mut request = post_bytes("/api/generate", json!({"prompt": "hi"}).to_string());
+    let form = "application/x-www-form-urlencoded".parse().unwrap();
+    request.headers_mut().insert("content-type", form);
+    assert_eq!(send(&testing::app(says("x")), request).await.status, 200);
+}
+
+#[tokio::test]
 async fn think_switches_reasoning() {
     let body = |think: Value| json!({"prompt": "hi", "think": think, "stream": false});
     for (think, thinking) in [

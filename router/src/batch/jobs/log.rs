@@ -86,6 +86,10 @@ impl Log {
             Err(TryLockError::WouldBlock) => return Err(LogError::InUse),
             Err(TryLockError::Error(error)) => return Err(error.into()),
         }
+        // Opening a named pipe would wait for a writer.
+        if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file").into());
+        }
         let mut file = options().open(path)?;
         let mut state = State::default();
         let end = replay(&file, &mut state)?;

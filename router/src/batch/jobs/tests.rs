@@ -265,3 +265,12 @@ async fn a_cancelled_job_keeps_what_was_answered() {
     assert_eq!((job.status, job.output_file_id), (Status::Cancelled, None));
     assert_eq!(app.drain.running(), 0, "its request was cancelled, too");
 }
+
+#[test]
+fn a_log_that_is_a_pipe_is_refused_instead_of_waited_for() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("jobs.log");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo runs").success());
+    let error = Store::open(directory.path(), BatchLimits::default()).map(drop).expect_err("no log");
+    assert!(error.to_string().contains("not a regular file"), "{error}");
+}

@@ -162,7 +162,8 @@ fn add(conversation: &mut Conversation, at: usize, item: &Value) -> Result<(), R
             let Some(role) = item["role"].as_str() else { return refuse(".role is required.".to_owned()) };
             match role {
                 "system" | "developer" => match texts(&item["content"]) {
-                    Some(text) => conversation.system(&text),
+                    Some(text) if role == "system" => conversation.system(&text),
+                    Some(text) => conversation.develops(&text),
                     None => return refuse(".content must be text.".to_owned()),
                 },
                 "assistant" => match texts(&item["content"]) {
