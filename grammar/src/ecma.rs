@@ -1,9 +1,9 @@
 //! Regular expressions of JSON Schema, which are ECMA-262's, in the library's dialect.
 //!
-//! In a class, `[`, `&&`, `~~` and `--` mean nothing more than themselves. Three of ECMA's classes differ: `.`
-//! matches no `\r`, U+2028 and U+2029; `\s` no U+0085; `\S` no U+FEFF. The classes here are narrower where
-//! Python's `re` differs from ECMA too, so that validators of both accept the answer. `\d` and `\w` are ASCII
-//! in ECMA, for which the library has an option.
+//! In a class, `[`, `&&`, `~~` and `--` mean nothing more than themselves. Three of ECMA's classes differ:
+//! `.` matches no `\r`, U+2028 and U+2029; `\s` no U+0085; `\S` no U+FEFF. The classes here are narrower
+//! where Python's `re` differs from ECMA too, so that validators of both accept the answer. `\d` and `\w` are
+//! ASCII in ECMA, for which the library has an option.
 
 use std::borrow::Cow;
 
