@@ -24,7 +24,7 @@ LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 def number(rng):
     """A decimal text of at most 15 digits, often near an integer, and often as an exponent."""
     whole = rng.choice(["0", "0", "0", "1", "3", "10", "99", "1000", str(rng.randrange(10**rng.randrange(1, 8)))])
-    places = rng.randrange(10)
+    places = rng.randrange(10 if len(whole) < 7 else 9)
     part = rng.choice(["", str(rng.randrange(1, 100)), str(rng.randrange(10**5))])[: places or 1].rjust(places, "0") if places else ""
     text = f"{rng.choice(['', '-'])}{whole}" + (f".{part}" if part else "")
     text = "0" if Fraction(text) == 0 else text
