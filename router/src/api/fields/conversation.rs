@@ -25,8 +25,8 @@ impl Conversation {
         }
     }
 
-    /// Adds a text of a developer: as [`system`](Self::system), but a later one keeps its role, because many
-    /// templates refuse a late system message; the model's text decides what becomes of it.
+    /// Adds a text of a developer: as [`system`](Self::system), but a later one keeps its role, which some
+    /// templates know.
     pub fn develops(&mut self, text: &str) {
         if self.messages.is_empty() {
             self.system.push(text.to_owned());
