@@ -124,7 +124,7 @@ fn killing_a_worker_changes_no_stream() {
 
 /// Waits until the supervisor has restarted the killed worker.
 async fn wait_for_workers(cluster: &Cluster, count: usize) -> Vec<u32> {
-    for _ in 0..500 {
+    for _ in 0..3000 {
         let workers = cluster.worker_pids();
         if workers.len() == count {
             return workers;

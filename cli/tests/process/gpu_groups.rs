@@ -4,13 +4,12 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use skein_node::clock;
 use skein_tests::client::{self, History};
 use skein_tests::nodes::lasting_address;
 use skein_tests::process::{Cluster, send_signal};
 
 use crate::chaos::difference;
-use crate::groups::{ENDS_WITHIN, is_alive, wait_for_groups};
+use crate::groups::{wait_for_end, wait_for_groups};
 use crate::nodes::{Node, wait_for_group};
 use crate::{SKEIN, block_on, wide_model};
 
@@ -68,12 +67,8 @@ async fn kill_a_rank(cluster: &Cluster, group: &[u32]) -> Vec<History> {
     let (seen, ended) = tokio::join!(run_all(&cluster.url), async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         send_signal(group[1], "KILL");
-        let killed = clock::now();
-        while group.iter().any(|pid| is_alive(*pid)) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            assert!(clock::now().since(killed) < ENDS_WITHIN, "{group:?}\n{}", cluster.log());
-        }
-        clock::now().since(killed)
+        let ended = wait_for_end(group).await;
+        ended.unwrap_or_else(|threads| panic!("{threads}\n{}", cluster.log()))
     });
     println!("a rank on a GPU killed: the group had ended after {ended:?}");
     seen

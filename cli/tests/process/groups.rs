@@ -11,8 +11,9 @@ use skein_tests::process::{Cluster, children_of, send_signal};
 use crate::chaos::{STREAMS, difference, run_all};
 use crate::{SKEIN, block_on};
 
-/// Time limit for a group to end after one of its ranks is killed, on a machine that runs other tests.
-pub const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// A group that takes longer to end hangs. It takes 0.1 s after a kill, and the heartbeat timeout in addition
+/// after a stop, but the machine may be slow.
+const HANGS_AFTER: Duration = Duration::from_secs(60);
 
 fn rounds() -> usize {
     std::env::var("TEST_GROUP_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2)
@@ -42,6 +43,29 @@ pub fn is_alive(pid: u32) -> bool {
     !stat.is_empty() && !stat.contains(") Z ")
 }
 
+/// Time until all processes of `group` have ended; those that hang, with their threads, if they do not.
+pub async fn wait_for_end(group: &[u32]) -> Result<Duration, String> {
+    let start = clock::now();
+    while group.iter().any(|pid| is_alive(*pid)) {
+        if clock::now().since(start) > HANGS_AFTER {
+            return Err(group.iter().map(|pid| threads_of(*pid)).collect());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Ok(clock::now().since(start))
+}
+
+/// Process, thread, name, state and kernel function of each thread of a process, a line each.
+fn threads_of(pid: u32) -> String {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let line = |task: std::fs::DirEntry| {
+        let read = |file| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        let stat: String = read("stat").chars().take(40).collect();
+        format!("process {pid}: {stat} in {}\n", read("wchan"))
+    };
+    tasks.map(line).collect()
+}
+
 #[test]
 fn two_ranks_draw_the_tokens_of_one_also_when_ranks_are_killed() {
     block_on(async {
@@ -62,12 +86,8 @@ fn two_ranks_draw_the_tokens_of_one_also_when_ranks_are_killed() {
             let (seen, ended) = tokio::join!(run_all(&client, &cluster.url), async {
                 tokio::time::sleep(undisturbed * (20 + 30 * (round % 3) as u32) / 100).await;
                 send_signal(group[rank], "KILL");
-                let killed = clock::now();
-                while group.into_iter().any(is_alive) {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                    assert!(clock::now().since(killed) < ENDS_WITHIN, "{group:?}\n{}", cluster.log());
-                }
-                clock::now().since(killed)
+                let ended = wait_for_end(&group).await;
+                ended.unwrap_or_else(|threads| panic!("{threads}\n{}", cluster.log()))
             });
             slowest = slowest.max(ended);
             println!(

@@ -1,5 +1,7 @@
 //! Workers on several nodes, here processes that connect over loopback. They generate the tokens of one rank,
 //! whichever rank or node ends or stops; a node with other settings is refused.
+//!
+//! The long form: `TEST_NODE_ROUNDS=25 cargo test -p skein --test process nodes -- --nocapture`
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
@@ -12,12 +14,8 @@ use skein_tests::nodes::lasting_address;
 use skein_tests::process::{Cluster, children_of, send_signal, shipped_model};
 
 use crate::chaos::{STREAMS, difference, run_all};
+use crate::groups::{is_alive, wait_for_end};
 use crate::{SKEIN, block_on, wide_model};
-
-/// Time limit for a group to end after a rank is killed, on a machine that runs other tests.
-const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// Time limit for a group to end after a rank is stopped: the heartbeat timeout in addition.
-const SILENT_WITHIN: Duration = Duration::from_secs(8);
 
 /// A node whose ranks belong to a leader elsewhere.
 pub struct Node {
@@ -68,11 +66,6 @@ impl Drop for Node {
     }
 }
 
-fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    !stat.is_empty() && !stat.contains(") Z ")
-}
-
 /// Process ids of all ranks: leader, its other ranks, and those of the node. `each` ranks run on a node.
 pub async fn wait_for_group(cluster: &Cluster, node: &Node, each: usize) -> Vec<u32> {
     for _ in 0..3000 {
@@ -111,19 +104,15 @@ async fn run(shape: &[&str], each: usize, signals: &[(&str, usize)]) {
     let start = clock::now();
     check(&run_all(&client, &cluster.url).await, &expected, &logs(&cluster));
     let undisturbed = clock::now().since(start);
-    for (round, (signal, rank)) in signals.iter().enumerate() {
+    let rounds = std::env::var("TEST_NODE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1);
+    for (round, (signal, rank)) in signals.repeat(rounds).iter().enumerate() {
         let group = wait_for_group(&cluster, &node, each).await;
         let (seen, ended) = tokio::join!(run_all(&client, &cluster.url), async {
             tokio::time::sleep(undisturbed * (20 + 15 * (round % 4) as u32) / 100).await;
             assert!(group.iter().all(|pid| is_alive(*pid)), "{group:?} ended early\n{}", logs(&cluster));
             send_signal(group[*rank], signal);
-            let sent = clock::now();
-            let most = if *signal == "STOP" { SILENT_WITHIN } else { ENDS_WITHIN };
-            while group.iter().any(|pid| is_alive(*pid)) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                assert!(clock::now().since(sent) < most, "{signal} of {rank}: {group:?}\n{}", logs(&cluster));
-            }
-            clock::now().since(sent)
+            let ended = wait_for_end(&group).await;
+            ended.unwrap_or_else(|threads| panic!("{signal} of {rank}:\n{threads}\n{}", logs(&cluster)))
         });
         println!("{shape:?}: {signal} of rank {rank}: the group had ended after {ended:?}");
         check(&seen, &expected, &logs(&cluster));
@@ -212,12 +201,8 @@ fn a_cut_link_ends_the_group_and_it_comes_back_when_the_link_is_whole() {
         let (seen, ended) = tokio::join!(run_all(&client, &cluster.url), async {
             tokio::time::sleep(undisturbed * 3 / 10).await;
             network.set("down");
-            let cut = clock::now();
-            while group.iter().any(|pid| is_alive(*pid)) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                assert!(clock::now().since(cut) < SILENT_WITHIN, "{group:?}\n{}", logs());
-            }
-            let ended = clock::now().since(cut);
+            let ended = wait_for_end(&group).await;
+            let ended = ended.unwrap_or_else(|threads| panic!("{threads}\n{}", logs()));
             tokio::time::sleep(Duration::from_secs(1)).await;
             network.set("up");
             ended

@@ -117,13 +117,10 @@ fn a_second_sigterm_ends_serve_and_its_workers_at_once() {
         let workers = cluster.worker_pids();
         send_signal(cluster.pid(), "TERM");
         tokio::time::sleep(Duration::from_millis(300)).await;
-        let start = clock::now();
         assert!(!stream.is_finished(), "it drains");
         // Opened now, because the file is deleted with the cluster.
         let mut log = std::fs::File::open(cluster.log_file()).expect("the log");
         assert_eq!(cluster.end("TERM", WITHIN).await, Some(143));
-        let took = clock::now().since(start);
-        assert!(took < Duration::from_secs(2), "it took {took:?}");
         let mut content = String::new();
         log.read_to_string(&mut content).expect("the log");
         let last = content.lines().last().unwrap_or_default();

@@ -173,13 +173,54 @@ impl Serving {
         }
     }
 
-    /// Waits for the stopping ranks.
+    /// Waits for the stopping ranks. Once one has failed, the others may wait for it, so they are killed.
     fn stopped(&self) -> GroupEnd {
         let began = clock::now();
-        while self.processes.any_runs() && clock::now().since(began) < STOP_TIMEOUT {
+        let failed = loop {
+            let failed = self.processes.any_failed();
+            if failed || !self.processes.any_runs() || clock::now().since(began) >= STOP_TIMEOUT {
+                break failed;
+            }
             std::thread::sleep(Duration::from_millis(10));
-        }
+        };
         self.processes.kill();
-        GroupEnd::Stopped
+        if failed {
+            GroupEnd::Lost("a rank failed while the group stopped".into())
+        } else {
+            GroupEnd::Stopped
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::super::frame::{Frame, Sequence};
+    use super::super::processes::tests::{joins, start_ranks, terms};
+    use super::super::wire::split;
+    use super::*;
+
+    /// How a node ends once the leader has sent a stop. Its two ranks run `script` after they have joined.
+    fn end_of_stop(script: &str) -> GroupEnd {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (_there, mut leader) =
+            split(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
+        let (incoming, outgoing) = split(listener.accept().unwrap().0).unwrap();
+        let (mut processes, memory) = start_ranks(3, &format!("{}; {script}", joins(&terms())));
+        // As after the stop, so that it does not matter which comes first.
+        processes.watch().stop();
+        processes.joined().unwrap();
+        let mut stop = Vec::new();
+        Sequence { epoch: 1, step: 0 }.write(&Frame::Stop, &mut stop);
+        leader.send_words(&stop).unwrap();
+        Serving::new(memory, processes, outgoing).run(incoming)
+    }
+
+    #[test]
+    fn ranks_that_wait_for_one_that_failed_are_not_given_time_to_stop() {
+        assert_eq!(end_of_stop("exit 0"), GroupEnd::Stopped);
+        let one_fails = "case \"$welcome\" in *'\"rank\":2'*) kill -9 $$;; esac; exec sleep 600";
+        assert_eq!(end_of_stop(one_fails), GroupEnd::Lost("a rank failed while the group stopped".into()));
     }
 }

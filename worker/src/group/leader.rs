@@ -81,7 +81,7 @@ impl<B: Backend> Backend for Leader<B> {
         let frame = Frame::Run(batch);
         self.in_flight.push_back(self.frames.write(&frame).map_err(ended)?);
         let Frame::Run(batch) = frame else { unreachable!("it is a step") };
-        self.inner.launch(batch)
+        self.inner.launch(batch).map_err(|error| stopped(&self.watch, &error))
     }
 
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
@@ -107,7 +107,11 @@ impl<B: Backend> Backend for Leader<B> {
 impl<B> Drop for Leader<B> {
     fn drop(&mut self) {
         self.watch.stop();
-        // An error means that the group has already failed.
-        let _ = self.frames.write(&Frame::Stop);
+        // After a failure a stop would arrive before its reason: ranks would be given time to end by
+        // themselves, though one that waits for the lost rank cannot.
+        if self.watch.failure().is_none() {
+            // An error means that the group has failed since.
+            let _ = self.frames.write(&Frame::Stop);
+        }
     }
 }

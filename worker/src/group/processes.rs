@@ -235,6 +235,16 @@ impl Processes {
         })
     }
 
+    /// Whether any of the processes has ended with an error.
+    pub fn any_failed(&self) -> bool {
+        let children = self.children.lock().unwrap_or_else(PoisonError::into_inner);
+        children.iter().any(|started| {
+            started.try_lock().is_ok_and(|mut started| {
+                started.child.try_wait().is_ok_and(|status| status.is_some_and(|status| !status.success()))
+            })
+        })
+    }
+
     /// Kills the processes.
     pub fn kill(&self) {
         kill_all(&self.children);
@@ -500,11 +510,11 @@ pub fn this_binary(arguments: &[&str]) -> std::io::Result<RankCommand> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::group::topology::Topology;
 
-    fn terms() -> Terms {
+    pub fn terms() -> Terms {
         Terms { version: "1.2.3".into(), model: 7, arithmetic: "cpu 6".into() }
     }
 
@@ -526,7 +536,8 @@ mod tests {
         start_ranks(2, script)
     }
 
-    fn start_ranks(ranks: usize, script: &str) -> (Processes, GroupMemory) {
+    /// A group of `ranks`, whose processes run `script` in place of a rank.
+    pub fn start_ranks(ranks: usize, script: &str) -> (Processes, GroupMemory) {
         let memory = memory(ranks);
         let command = RankCommand { binary: "sh".into(), arguments: vec!["-c".into(), script.into()] };
         let welcome = Welcome {
@@ -548,7 +559,8 @@ mod tests {
         (Processes::start(&memory, &command, &welcome).unwrap(), memory)
     }
 
-    fn joins(terms: &Terms) -> String {
+    /// Script of a rank until it has joined.
+    pub fn joins(terms: &Terms) -> String {
         format!(
             "read -r welcome; echo '{}'",
             serde_json::to_string(&Answer::Joined { terms: terms.clone(), port: None }).unwrap()
@@ -581,6 +593,33 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_rank_shows_while_others_run() {
+        let script = format!(
+            "{}; case \"$welcome\" in *'\"rank\":2'*) kill -9 $$;; esac; exec sleep 600",
+            joins(&terms())
+        );
+        let (mut processes, _) = start_ranks(3, &script);
+        // The leader has told the ranks to stop, so that the end of one is no failure of the group.
+        processes.watch().stop();
+        processes.joined().unwrap();
+        assert!(within_a_minute(|| processes.any_failed()));
+        assert!(processes.any_runs());
+        processes.kill();
+        assert!(within_a_minute(|| !processes.any_runs()));
+    }
+
+    fn within_a_minute(check: impl Fn() -> bool) -> bool {
+        let began = clock::now();
+        while clock::now().since(began) < Duration::from_secs(60) {
+            if check() {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        false
+    }
+
+    #[test]
     fn a_rank_may_have_loaded_before_others_have_joined() {
         let loaded = serde_json::to_string(&Answer::Loaded).unwrap();
         let joins = joins(&terms());
@@ -593,7 +632,9 @@ mod tests {
         );
         let (mut processes, _) = start_ranks(3, &script);
         processes.joined().unwrap();
-        assert!(processes.loaded().unwrap().0.failure().is_none());
+        let (watch, _) = processes.loaded().unwrap();
+        assert!(watch.failure().is_none());
+        watch.fail("ends the processes".into());
     }
 
     #[test]

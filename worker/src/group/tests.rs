@@ -1,5 +1,6 @@
 //! Groups of threads over fake models.
 
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -10,6 +11,7 @@ use skein_model::served_adapter::HeldAdapter;
 use skein_node::clock;
 use skein_proto::adapter::AdapterId;
 
+use super::wire::{Incoming, split};
 use super::*;
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::backend::{
@@ -257,6 +259,74 @@ fn a_rank_that_never_reports_is_named_within_the_timeout() {
     let error = run(&mut leader, 0).unwrap_err().to_string();
     assert!(error.contains("rank 1 did not answer in exchange 1 of 16 bytes"), "{error}");
     assert!(clock::now().since(began) < timeout + Duration::from_secs(2));
+}
+
+/// Fake model that starts this many more steps, then none.
+struct CannotLaunch(FakeBackend, u64);
+
+impl Backend for CannotLaunch {
+    fn kv_blocks(&self) -> u32 {
+        self.0.kv_blocks()
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        if self.1 == 0 {
+            return Err(BackendError::Stopped { backend: "fake", reason: "rank 3 has ended".into() });
+        }
+        self.1 -= 1;
+        self.0.launch(batch)
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
+        self.0.collect(step)
+    }
+}
+
+/// Messages of a connection until it closes, except heartbeats.
+fn messages(mut incoming: Incoming) -> Vec<(Kind, Vec<u8>)> {
+    let mut received = Vec::new();
+    while let Ok(Some(message)) = incoming.receive(TIMEOUT) {
+        if message.0 != Kind::Heartbeat {
+            received.push(message);
+        }
+    }
+    received
+}
+
+#[test]
+fn a_step_that_cannot_start_ends_the_group_everywhere_with_its_reason_and_without_a_stop() {
+    let memory = memory(1, TIMEOUT);
+    let watch = Watch::new(memory.clone(), || ());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (there, _) = split(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
+    let (incoming, outgoing) = split(listener.accept().unwrap().0).unwrap();
+    let address = IpAddr::from([127, 0, 0, 1]);
+    let joined = vec![Joined { node: 1, incoming, outgoing, address, own_address: address }];
+    let (answers, _keep) = std::sync::mpsc::sync_channel(1);
+    let nodes = Nodes::start(joined, 1, &watch, &answers).unwrap();
+    let exchanges = (Box::new(memory.reports(0)) as Box<_>, Some(nodes));
+    let started = || Ok::<_, BackendError>(CannotLaunch(FakeBackend::new(options()), 1));
+    let mut leader = Leader::start(&memory, (EPOCH, watch), exchanges, started).unwrap();
+    run(&mut leader, 0).unwrap();
+    let error = run(&mut leader, 1).unwrap_err().to_string();
+    assert!(error.contains("rank 3 has ended"), "{error}");
+    assert_eq!((leader.health().unwrap_err().to_string(), memory.cause()), (error, Some(0)));
+    drop(leader);
+    let received = messages(there);
+    let kinds: Vec<Kind> = received.iter().map(|(kind, _)| *kind).collect();
+    // The check and both steps.
+    assert_eq!(kinds, [Kind::Frame, Kind::Frame, Kind::Frame, Kind::End]);
+    let why = String::from_utf8_lossy(&received[3].1);
+    assert!(why.contains("rank 3 has ended"), "{why}");
+}
+
+#[test]
+fn a_leader_that_stops_tells_the_ranks_to_stop() {
+    let (mut leader, memory, followers) = group(2, 0, TIMEOUT);
+    run(&mut leader, 0).unwrap();
+    drop(leader);
+    followers.into_iter().for_each(|follower| follower.join().unwrap().unwrap());
+    assert_eq!(memory.cause(), None);
 }
 
 #[test]
