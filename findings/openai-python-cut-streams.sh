@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Guess: a client library for streamed answers raises when the connection closes before the answer says that
-# it is complete, as an HTTP client does for a body that is shorter than its length.
-# Seen: openai 3.57.0 (Python) ends the loop quietly when a chat stream closes without a finish_reason and
-# without `data: [DONE]`, and when a Responses stream closes without response.completed: half an answer looks
-# like a whole one. Nothing is retried. An error object inside a chat stream raises APIError. In a Responses
-# stream, `event: error` and response.failed are delivered as events and end quietly; an error object without
-# a type raises. So a server that breaks off must say so in the stream, and a client must look for the end.
+# Guess: a client library for streamed answers raises when the answer ends before it says that it is
+# complete.
+# Seen: openai 3.57.0 (Python) ends the loop quietly when a chat stream ends without a finish_reason and
+# without `data: [DONE]`, and when a Responses stream ends without response.completed, if the body itself
+# is whole: all chunks and the last one of no bytes, or, without chunks, the connection's end. Half an
+# answer then looks like a whole one. Only a chunked body that is cut raises APIConnectionError. Nothing
+# is retried. An error object inside a chat stream raises APIError. In a Responses stream, `event: error`
+# and response.failed are delivered as events and end quietly; an error object without a type raises. So a
+# server or proxy that breaks off must say so in the stream or cut its body, and a client must look for
+# the end.
 # Run with openai 3.57.0 against a scripted server on this machine; a download of 6 MB, and 10 seconds.
 set -euo pipefail
 T=$(mktemp -d)
@@ -21,15 +24,24 @@ import openai
 
 
 class Scripted(http.server.BaseHTTPRequestHandler):
-    body, requests = "", 0
+    protocol_version = "HTTP/1.1"
+    body, framing, requests = "", "", 0
 
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
         Scripted.requests += 1
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
+        self.send_header("connection", "close")
+        body = Scripted.body.encode()
+        if Scripted.framing != "no chunks":
+            self.send_header("transfer-encoding", "chunked")
+            body = b"%x\r\n%s\r\n" % (len(body), body)
+        if Scripted.framing == "chunks":
+            body += b"0\r\n\r\n"
         self.end_headers()
-        self.wfile.write(Scripted.body.encode())  # HTTP/1.0: the connection's end is the body's
+        self.wfile.write(body)
+        self.close_connection = True
 
     def log_message(self, *_):
         pass
@@ -48,9 +60,9 @@ def named(kind, **fields):
     return f"event: {kind}\n" + data({"type": kind, "sequence_number": 0} | fields)
 
 
-def end(stream, body):
+def end(stream, body, framing):
     """How many events arrive, and how the loop ends."""
-    Scripted.body, Scripted.requests, seen = body, 0, 0
+    Scripted.body, Scripted.framing, Scripted.requests, seen = body, framing, 0, 0
     try:
         for _ in stream():
             seen += 1
@@ -75,16 +87,21 @@ delta = named("response.output_text.delta", delta="half", item_id="i", output_in
 lost = {"error": {"message": "lost", "type": "server_error", "code": None, "param": None}}
 failed = named("response.failed", response={"id": "r", "status": "failed", "error": {"code": "server_error", "message": "lost"}})
 cases = [
-    ("chat, closed", chat, chunk, (1, "quietly")),
+    ("chat, ended", chat, chunk, (1, "quietly")),
     ("chat, an error object", chat, chunk + data(lost), (1, "APIError")),
-    ("responses, closed", responses, delta, (1, "quietly")),
+    ("responses, ended", responses, delta, (1, "quietly")),
     ("responses, event: error", responses, delta + named("error", message="lost", code=None, param=None), (2, "quietly")),
     ("responses, response.failed", responses, delta + failed, (2, "quietly")),
     ("responses, an error object", responses, delta + data(lost), (1, "APIError")),
 ]
 for name, stream, body, expected in cases:
-    seen = end(stream, body)
-    print(f"{name}: {seen[0]} events, then {seen[1]}")
-    assert seen == expected, f"this has changed: {expected} before"
+    for framing in ["no chunks", "chunks"]:
+        seen = end(stream, body, framing)
+        print(f"{name}, {framing}: {seen[0]} events, then {seen[1]}")
+        assert seen == expected, f"this has changed: {expected} before"
+for name, stream, body in [("chat", chat, chunk), ("responses", responses, delta)]:
+    seen = end(stream, body, "cut chunks")
+    print(f"{name}, closed, cut chunks: {seen[0]} events, then {seen[1]}")
+    assert seen == (1, "APIConnectionError"), "this has changed"
 PY
 "$T/v/bin/python" "$T/cut.py"
