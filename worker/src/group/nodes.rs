@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use skein_node::clock;
@@ -12,6 +13,9 @@ use super::processes::Answer;
 use super::stranger::Joined;
 use super::watch::Watch;
 use super::wire::{Incoming, Kind, Outgoing};
+
+/// Time to tell all nodes why the group ends.
+const NOTICE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Connections to the other nodes of a group, in order.
 pub struct Nodes {
@@ -113,13 +117,22 @@ impl Nodes {
         self.nodes.iter().try_for_each(|node| node.send(|outgoing| outgoing.send_words(words)))
     }
 
-    /// Announces the group's end to all nodes without waiting, and closes the connections.
+    /// Announces the group's end to all nodes, and closes the connections.
     fn end(&self, rank: usize, why: &str) {
         let ending = serde_json::to_vec(&Ending { rank, why: why.to_owned() }).unwrap_or_default();
+        let began = clock::now();
         for node in &self.nodes {
-            // A locked node is blocked in a write because it does not read; it gets no notice.
-            if let Ok(mut outgoing) = node.outgoing.try_lock() {
-                outgoing.send_last(Kind::End, &ending);
+            // Another thread sends a heartbeat, or is blocked in a write because the node does not read: then
+            // the node gets no notice, and sees its connection close.
+            loop {
+                if let Ok(mut outgoing) = node.outgoing.try_lock() {
+                    outgoing.send_last(Kind::End, &ending);
+                    break;
+                }
+                if clock::now().since(began) > NOTICE_TIMEOUT {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(1));
             }
         }
     }
