@@ -167,13 +167,18 @@ mod tests {
         {% elif m.role == 'assistant' %}A:{% if m.tool_calls %}call{% else %}{{ m.content.split('</think>')[-1] }}{% endif %};\
         {% elif m.role == 'tool' %}T:{{ m.content | tojson }};{% endif %}{% endfor %}";
 
+    /// Renders messages by the template `source`.
+    fn by(source: &str) -> impl Fn(&Value) -> Result<String, TextRefused> {
+        let template = ChatTemplate::compile(source, Vec::new(), || Duration::ZERO).unwrap();
+        move |messages| template.render(messages, false, &Map::new())
+    }
+
     /// The prompt or the refusal, and the number of renderings.
     fn rendered(messages: &Value) -> (Result<String, String>, u32) {
-        let template = ChatTemplate::compile(TEMPLATE, Vec::new(), || Duration::ZERO).unwrap();
-        let count = Cell::new(0);
+        let (count, by_template) = (Cell::new(0), by(TEMPLATE));
         let render = |messages: &Value| {
             count.set(count.get() + 1);
-            template.render(messages, false, &Map::new())
+            by_template(messages)
         };
         (render_all(messages, false, &render).map_err(|refusal| refusal.to_string()), count.get())
     }
@@ -239,8 +244,7 @@ mod tests {
     #[test]
     fn a_template_may_show_the_last_turn_only() {
         let source = "{{ messages[0].content }}|{{ messages[-1].content }}";
-        let template = ChatTemplate::compile(source, Vec::new(), || Duration::ZERO).unwrap();
-        let render = |messages: &Value| template.render(messages, false, &Map::new());
+        let render = by(source);
         let turns = json!([say("system", "s"), say("user", "a"), say("assistant", "b"), say("user", "c")]);
         assert_eq!(render_all(&turns, false, &render).unwrap(), "s|c");
         let with_tool = json!([say("system", "s"), say("user", "a"), say("tool", "b"), say("user", "c")]);
@@ -250,8 +254,7 @@ mod tests {
     #[test]
     fn text_reaches_a_template_that_reads_only_parts() {
         let source = "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{{ part.text }}{% endfor %};{% endfor %}";
-        let template = ChatTemplate::compile(source, Vec::new(), || Duration::ZERO).unwrap();
-        let render = |messages: &Value| template.render(messages, false, &Map::new());
+        let render = by(source);
         let turns = json!([say("system", "s"), say("user", "a")]);
         assert_eq!(render_all(&turns, true, &render).unwrap(), "system:s;user:a;");
     }
@@ -259,8 +262,7 @@ mod tests {
     #[test]
     fn a_short_text_that_stands_elsewhere_does_not_hide_a_loss() {
         let source = "{% for m in messages %}{% if m.role == 'user' or loop.first %}{{ m.content }} end;{% endif %}{% endfor %}";
-        let template = ChatTemplate::compile(source, Vec::new(), || Duration::ZERO).unwrap();
-        let render = |messages: &Value| template.render(messages, false, &Map::new());
+        let render = by(source);
         let turns = json!([say("system", "s"), say("user", "a"), say("system", "end"), say("user", "b")]);
         assert_eq!(render_all(&turns, false, &render).unwrap(), "s\n\nend end;a end;b end;");
         let result = json!([say("user", "a"), say("tool", "end"), say("user", "b")]);
@@ -270,14 +272,11 @@ mod tests {
     #[test]
     fn an_instruction_that_a_template_refuses_in_its_place_joins_the_first() {
         let source = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}{{ m.content }};{% endfor %}";
-        let template = ChatTemplate::compile(source, Vec::new(), || Duration::ZERO).unwrap();
-        let render = |messages: &Value| template.render(messages, false, &Map::new());
+        let render = by(source);
         let turns = json!([say("user", "a"), say("system", "b"), say("user", "c")]);
         assert_eq!(render_all(&turns, false, &render).unwrap(), "b;a;c;");
         let raises = json!([say("system", "b"), say("user", "c")]);
-        let template =
-            ChatTemplate::compile("{{ raise_exception('no') }}", Vec::new(), || Duration::ZERO).unwrap();
-        let render = |messages: &Value| template.render(messages, false, &Map::new());
+        let render = by("{{ raise_exception('no') }}");
         assert!(render_all(&raises, false, &render).unwrap_err().to_string().contains("no"));
     }
 

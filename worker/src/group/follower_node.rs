@@ -194,19 +194,15 @@ impl Serving {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
-
     use super::super::frame::{Frame, Sequence};
     use super::super::processes::tests::{joins, start_ranks, terms};
     use super::super::wire::split;
+    use super::super::wire::tests::connection;
     use super::*;
 
     /// How a node ends once the leader has sent a stop. Its two ranks run `script` after they have joined.
     fn end_of_stop(script: &str) -> GroupEnd {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (_there, mut leader) =
-            split(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
-        let (incoming, outgoing) = split(listener.accept().unwrap().0).unwrap();
+        let [(_there, mut leader), (incoming, outgoing)] = connection().map(|end| split(end).unwrap());
         let (mut processes, memory) = start_ranks(3, &format!("{}; {script}", joins(&terms())));
         // As after the stop, so that it does not matter which comes first.
         processes.watch().stop();

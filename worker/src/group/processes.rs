@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -228,20 +228,20 @@ impl Processes {
 
     /// Whether any of the processes is running.
     pub fn any_runs(&self) -> bool {
-        let children = self.children.lock().unwrap_or_else(PoisonError::into_inner);
-        children.iter().any(|started| {
-            // While a thread waits for the process, the lock is held; the process has closed its output.
-            started.try_lock().is_ok_and(|mut started| matches!(started.child.try_wait(), Ok(None)))
-        })
+        self.any(|status| status.is_none())
     }
 
     /// Whether any of the processes has ended with an error.
     pub fn any_failed(&self) -> bool {
+        self.any(|status| status.is_some_and(|status| !status.success()))
+    }
+
+    /// Whether the status of any process `is` so; `None` = it runs.
+    fn any(&self, is: impl Fn(Option<ExitStatus>) -> bool) -> bool {
         let children = self.children.lock().unwrap_or_else(PoisonError::into_inner);
         children.iter().any(|started| {
-            started.try_lock().is_ok_and(|mut started| {
-                started.child.try_wait().is_ok_and(|status| status.is_some_and(|status| !status.success()))
-            })
+            // While a thread waits for the process, the lock is held; the process has closed its output.
+            started.try_lock().is_ok_and(|mut started| started.child.try_wait().is_ok_and(&is))
         })
     }
 

@@ -1,6 +1,6 @@
 //! Groups of threads over fake models.
 
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -11,6 +11,7 @@ use skein_model::served_adapter::HeldAdapter;
 use skein_node::clock;
 use skein_proto::adapter::AdapterId;
 
+use super::wire::tests::connection;
 use super::wire::{Incoming, split};
 use super::*;
 use crate::backend::fake::{FakeBackend, FakeOptions};
@@ -297,9 +298,7 @@ fn messages(mut incoming: Incoming) -> Vec<(Kind, Vec<u8>)> {
 fn a_step_that_cannot_start_ends_the_group_everywhere_with_its_reason_and_without_a_stop() {
     let memory = memory(1, TIMEOUT);
     let watch = Watch::new(memory.clone(), || ());
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (there, _) = split(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
-    let (incoming, outgoing) = split(listener.accept().unwrap().0).unwrap();
+    let [(there, _), (incoming, outgoing)] = connection().map(|end| split(end).unwrap());
     let address = IpAddr::from([127, 0, 0, 1]);
     let joined = vec![Joined { node: 1, incoming, outgoing, address, own_address: address }];
     let (answers, _keep) = std::sync::mpsc::sync_channel(1);
@@ -320,15 +319,6 @@ fn a_step_that_cannot_start_ends_the_group_everywhere_with_its_reason_and_withou
     assert!(last.is_empty() || last == [Kind::End], "{last:?}");
     let why = received.get(3).map(|(_, ending)| String::from_utf8_lossy(ending).into_owned());
     assert!(why.is_none_or(|why| why.contains("rank 3 has ended")), "{received:?}");
-}
-
-#[test]
-fn a_leader_that_stops_tells_the_ranks_to_stop() {
-    let (mut leader, memory, followers) = group(2, 0, TIMEOUT);
-    run(&mut leader, 0).unwrap();
-    drop(leader);
-    followers.into_iter().for_each(|follower| follower.join().unwrap().unwrap());
-    assert_eq!(memory.cause(), None);
 }
 
 #[test]

@@ -232,15 +232,21 @@ pub fn words(message: &[u8]) -> Vec<u32> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::net::TcpListener;
 
     use super::*;
 
-    fn pair() -> (TcpStream, Incoming) {
+    /// Both ends of a connection.
+    pub fn connection() -> [TcpStream; 2] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (one, split(listener.accept().unwrap().0).unwrap().0)
+        [one, listener.accept().unwrap().0]
+    }
+
+    fn pair() -> (TcpStream, Incoming) {
+        let [one, other] = connection();
+        (one, split(other).unwrap().0)
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What the answers of several APIs share: the streams of a call merged into one, text split into reasoning
 //! and calls, the events of a stream and their ids, and the common parts of JSON objects.
 
+pub mod call_arguments;
 pub mod call_stream;
 pub mod choices;
 pub mod events;

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use skein_text::formats::Piece;
 
 use super::error::error_object;
+use crate::api::answer::call_arguments::Arguments;
 use crate::api::answer::single::output::Output;
 use crate::api::answer::single::{Part, Single};
 use crate::api::http::sse::NamedEvent;
@@ -18,7 +19,6 @@ pub struct Message {
     /// Completed content blocks.
     blocks: Vec<Value>,
     open: Option<Block>,
-    has_calls: bool,
     finish: Option<TextFinish>,
 }
 
@@ -38,15 +38,17 @@ enum Kind {
 }
 
 impl Block {
-    fn value(&self) -> Value {
+    /// The block, of which no more comes; `is_cut`: the answer ended at its length.
+    fn value(&self, is_cut: bool) -> Value {
         match self.kind {
             Kind::Text => json!({"type": "text", "text": self.text}),
             Kind::Thinking => json!({"type": "thinking", "thinking": self.text, "signature": ""}),
-            Kind::Call => {
-                // Invalid JSON if `max_tokens` cut it off; `stop_reason` reports that.
-                let input: Value = serde_json::from_str(&self.text).unwrap_or_else(|_| json!({}));
-                json!({"type": "tool_use", "id": self.id, "name": self.name, "input": input})
-            }
+            Kind::Call => match Arguments::of(&self.name, &self.text, is_cut) {
+                Arguments::Object(input) => {
+                    json!({"type": "tool_use", "id": self.id, "name": self.name, "input": input})
+                }
+                Arguments::Text(text) => json!({"type": "text", "text": text}),
+            },
         }
     }
 }
@@ -59,7 +61,6 @@ impl Message {
             model: model.to_owned(),
             blocks: Vec::new(),
             open: None,
-            has_calls: false,
             finish: None,
         }
     }
@@ -79,15 +80,14 @@ impl Output for Message {
                 Piece::Reasoning(text) => self.grow(Kind::Thinking, &text, &mut events),
                 Piece::Arguments { json, .. } => self.grow(Kind::Call, &json, &mut events),
                 Piece::Call { index, name } => {
-                    self.has_calls = true;
                     let id = single.call_id(index, &name);
                     self.open(Block { kind: Kind::Call, text: String::new(), id, name }, &mut events);
                 }
-                Piece::CallEnd { .. } => self.close(&mut events),
+                Piece::CallEnd { .. } => self.close(false, &mut events),
             }
         }
         if part.finish.is_some() {
-            self.close(&mut events);
+            self.close(part.finish == Some(TextFinish::Length), &mut events);
             self.finish = part.finish;
         }
         events
@@ -113,7 +113,9 @@ impl Output for Message {
             None => (Value::Null, Value::Null),
             Some(TextFinish::Length) => ("max_tokens".into(), Value::Null),
             Some(TextFinish::Stop(StopCause::Text(text))) => ("stop_sequence".into(), text.as_str().into()),
-            Some(TextFinish::Stop(_)) if self.has_calls => ("tool_use".into(), Value::Null),
+            Some(TextFinish::Stop(_)) if self.blocks.iter().any(|block| block["type"] == "tool_use") => {
+                ("tool_use".into(), Value::Null)
+            }
             Some(TextFinish::Stop(_)) => ("end_turn".into(), Value::Null),
         };
         json!({
@@ -148,17 +150,18 @@ impl Message {
     }
 
     fn open(&mut self, block: Block, events: &mut Vec<NamedEvent>) {
-        self.close(events);
+        self.close(false, events);
         let index = self.blocks.len();
-        let object = json!({"type": "content_block_start", "index": index, "content_block": block.value()});
+        let object =
+            json!({"type": "content_block_start", "index": index, "content_block": block.value(true)});
         events.push(NamedEvent { event: "content_block_start", object });
         self.open = Some(block);
     }
 
-    fn close(&mut self, events: &mut Vec<NamedEvent>) {
+    fn close(&mut self, is_cut: bool, events: &mut Vec<NamedEvent>) {
         let Some(block) = self.open.take() else { return };
         let object = json!({"type": "content_block_stop", "index": self.blocks.len()});
         events.push(NamedEvent { event: "content_block_stop", object });
-        self.blocks.push(block.value());
+        self.blocks.push(block.value(is_cut));
     }
 }

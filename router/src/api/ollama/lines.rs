@@ -6,6 +6,7 @@ use skein_node::clock::{self, Timestamp};
 use skein_text::formats::Piece;
 use skein_text::strftime::strftime;
 
+use crate::api::answer::call_arguments::Arguments;
 use crate::api::answer::choices::Message;
 use crate::api::answer::single::Single;
 use crate::refusal::Refusal;
@@ -49,11 +50,11 @@ impl Lines {
                         let message = std::mem::take(&mut message);
                         let had = calls;
                         calls += message.calls.len();
-                        yield self.line(shown(message, had, &single));
+                        yield self.line(shown(message, had, &single, false));
                     }
                 }
             }
-            yield self.last(reason, shown(message, calls, &single), single.usage());
+            yield self.last(reason, shown(message, calls, &single, reason == "length"), single.usage());
         }
     }
 
@@ -66,7 +67,7 @@ impl Lines {
             reason = part.finish.as_ref().map_or(reason, TextFinish::reason);
             message.extend(part.pieces);
         }
-        Ok(self.last(reason, shown(message, 0, &single), single.usage()))
+        Ok(self.last(reason, shown(message, 0, &single, reason == "length"), single.usage()))
     }
 
     /// The answer to a request without a prompt.
@@ -115,22 +116,28 @@ fn empty() -> Map<String, Value> {
     Map::from_iter([("content".to_owned(), Value::from(""))])
 }
 
-/// A message in Ollama's form. `had` is the number of calls in earlier lines.
-fn shown(message: Message, had: usize, single: &Single) -> Map<String, Value> {
-    let Message { content, reasoning, calls } = message;
+/// A message in Ollama's form. `had` is the number of calls in earlier lines; `is_cut`: the answer ended at
+/// its length.
+fn shown(message: Message, had: usize, single: &Single, is_cut: bool) -> Map<String, Value> {
+    let Message { mut content, reasoning, calls } = message;
+    let mut shown_calls = Vec::new();
+    for (at, (name, arguments)) in (had..).zip(calls) {
+        match Arguments::of(&name, &arguments, is_cut) {
+            Arguments::Object(arguments) => {
+                let id = single.call_id(u32::try_from(at).unwrap_or(u32::MAX), &name);
+                let function = json!({"index": at, "name": name, "arguments": arguments});
+                shown_calls.push(json!({"id": id, "function": function}));
+            }
+            Arguments::Text(text) => content += &text,
+        }
+    }
     let mut shown = empty();
     shown["content"] = content.into();
     if !reasoning.is_empty() {
         shown.insert("thinking".to_owned(), reasoning.into());
     }
-    let call = |(at, (name, arguments)): (usize, (String, String))| {
-        let id = single.call_id(u32::try_from(at).unwrap_or(u32::MAX), &name);
-        // Clients read an object only. Arguments that end in their middle are none, as in Messages.
-        let arguments: Map<String, Value> = serde_json::from_str(&arguments).unwrap_or_default();
-        json!({"id": id, "function": {"index": at, "name": name, "arguments": arguments}})
-    };
-    if !calls.is_empty() {
-        shown.insert("tool_calls".to_owned(), (had..).zip(calls).map(call).collect());
+    if !shown_calls.is_empty() {
+        shown.insert("tool_calls".to_owned(), shown_calls.into());
     }
     shown
 }

@@ -162,9 +162,26 @@ async fn reasoning_and_calls_have_places_of_their_own() {
 async fn a_call_that_was_cut_has_an_object_for_its_arguments() {
     let body =
         json!({"messages": [{"role": "user", "content": "hi"}], "tools": [tool("f")], "stream": false});
-    let (app, _) = tools::app("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a", 3);
+    let begun = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a";
+    let (app, _) = tools::app_that_ends(begun, 3, FinishReason::Length);
     let answer = tools::ask(&app, "/api/chat", &body).await.json();
     assert_eq!(answer["message"]["tool_calls"][0]["function"]["arguments"], json!({}), "{answer}");
+}
+
+#[tokio::test]
+async fn a_call_whose_arguments_are_no_json_is_shown_and_not_made() {
+    let written = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": True}}\n</tool_call>";
+    let shown = "{\"name\": \"f\", \"arguments\": {\"a\": True}}";
+    let (app, _) = tools::app(written, 3);
+    let body =
+        json!({"messages": [{"role": "user", "content": "hi"}], "tools": [tool("f")], "stream": false});
+    let answer = tools::ask(&app, "/api/chat", &body).await.json();
+    assert_eq!(answer["message"], json!({"role": "assistant", "content": shown}), "{answer}");
+    let body = json!({"max_tokens": 40, "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}]});
+    let answer = tools::ask(&app, tools::MESSAGES, &body).await.json();
+    assert_eq!(answer["content"], json!([{"type": "text", "text": shown}]), "{answer}");
+    assert_eq!(answer["stop_reason"], "end_turn");
 }
 
 #[tokio::test]

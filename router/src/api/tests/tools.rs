@@ -30,10 +30,19 @@ pub(super) fn app(text: &str, cut: usize) -> (App, Arc<Script>) {
     app_of(self::text(), text, cut)
 }
 
+/// The same for an answer that ends with `end`.
+pub(super) fn app_that_ends(text: &str, cut: usize, end: FinishReason) -> (App, Arc<Script>) {
+    app_of_end(self::text(), text, cut, end)
+}
+
 fn app_of(model: ModelText, text: &str, cut: usize) -> (App, Arc<Script>) {
+    app_of_end(model, text, cut, STOP)
+}
+
+fn app_of_end(model: ModelText, text: &str, cut: usize, end: FinishReason) -> (App, Arc<Script>) {
     let tokens = testing::tokens(text);
     let deltas = tokens.chunks(cut).map(|tokens| TokenDelta { tokens: tokens.to_vec(), ..delta(0, "") });
-    let script = Arc::new(Script::of(deltas.chain([finish(0, STOP)])));
+    let script = Arc::new(Script::of(deltas.chain([finish(0, end)])));
     (App::new(Arc::new(model), script.clone(), testing::config()), script)
 }
 
