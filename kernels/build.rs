@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Architectures in a fatbin: a name for `SKEIN_CUDA_TARGETS`, and nvcc's. A cubin runs on later minor
 /// versions of its own major version, an `a` one only on its exact version: sm_80 serves 8.0, 8.6 and 8.7,
-/// sm_89 has FP8 conversions, sm_90a has wgmma, sm_100a is Blackwell in data centres. PTX for 8.0 is left
-/// out, because every device it could serve has a cubin. The driver compiles the PTX for 9.0 on later devices
-/// (10.3, 12.0).
+/// sm_89 has FP8 conversions, sm_90a has wgmma, sm_100 is Blackwell in data centres (10.0 and 10.3; no kernel
+/// uses what only sm_100a has). PTX for 8.0 is left out, because every device it could serve has a cubin. The
+/// driver compiles the PTX for 9.0 on later devices (11.0, 12.0).
 const TARGETS: [(&str, &str); 5] = [
     ("80", "arch=compute_80,code=sm_80"),
     ("89", "arch=compute_89,code=sm_89"),
     ("90a", "arch=compute_90a,code=sm_90a"),
-    ("100a", "arch=compute_100a,code=sm_100a"),
+    ("100", "arch=compute_100,code=sm_100"),
     ("90-ptx", "arch=compute_90,code=compute_90"),
 ];
 /// Names of targets, separated by commas; all if unset.
@@ -41,7 +41,8 @@ fn main() {
         Some(nvcc) => compile_all(nvcc, &targets, &sources, &out).unwrap_or_else(|why| fail(&why)),
         None => sources.kernels.iter().for_each(|kernel| write(&fatbin(&out, kernel), b"")),
     }
-    write(&out.join("images.rs"), table(&sources, &targets).as_bytes());
+    let release = nvcc.as_ref().and_then(Nvcc::release).unwrap_or((0, 0));
+    write(&out.join("images.rs"), table(&sources, &targets, release).as_bytes());
 }
 
 /// The targets that `SKEIN_CUDA_TARGETS` names, in the table's order.
@@ -97,10 +98,11 @@ fn fatbin(out: &Path, kernel: &Path) -> PathBuf {
 
 /// Rust source of the two tables included by `src/cuda/images.rs`. Folders are named by variables, which
 /// rustc tracks, so that a target directory can be used from another checkout.
-fn table(sources: &Sources, targets: &[(&str, &str)]) -> String {
+fn table(sources: &Sources, targets: &[(&str, &str)], release: (u32, u32)) -> String {
     let source = |name: &str| format!(r#"include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cu/{name}"))"#);
     let names = targets.iter().map(|target| target.0).collect::<Vec<_>>().join(", ");
     let mut text = format!("pub(super) const TARGETS: &str = {names:?};\n");
+    let _ = writeln!(text, "pub(super) const NVCC_RELEASE: (u32, u32) = {release:?};");
     text += "pub(super) const HEADERS: &[Header] = &[\n";
     for header in &sources.headers {
         let name = format!("{}.cuh", stem(header));

@@ -73,11 +73,11 @@ impl Capacity {
     fn text(&self, workers: usize) -> String {
         let tokens = u64::from(self.kv_blocks) * u64::from(self.block_size);
         let sequences = workers as u64 * (tokens / u64::from(self.max_model_len.max(1)));
-        format!(
-            "{} tokens per worker: fits {sequences} sequences of {} tokens",
-            short(tokens),
-            self.max_model_len
-        )
+        let room = match workers {
+            1 => format!("{} tokens", short(tokens)),
+            _ => format!("{} tokens ({} a worker)", short(workers as u64 * tokens), short(tokens)),
+        };
+        format!("{room}: {sequences} sequences of {} tokens", self.max_model_len)
     }
 }
 
@@ -127,12 +127,14 @@ mod tests {
             "is ready (0.4 s)",
             "model    skein-7m: 7.0M parameters, llama, bf16, 13 MiB",
             "workers  2 on the CPU, 1 thread each",
-            "KV       65.5k tokens per worker: fits 128 sequences of 1024 tokens",
+            "KV       131.1k tokens (65.5k a worker): 128 sequences of 1024 tokens",
             "API      http://127.0.0.1:8000/v1 (gRPC on the same port; no key)",
             "curl -N http://127.0.0.1:8000/v1/completions -H",
         ] {
             assert!(text.contains(expected), "{expected} is not in {text}");
         }
+        let one = Banner { workers: 1, ..banner.clone() }.text();
+        assert!(one.contains("KV       65.5k tokens: 64 sequences of 1024 tokens"), "{one}");
         let with_key = Banner { has_key: true, ..banner }.text();
         assert!(with_key.contains("key required") && with_key.contains("Bearer KEY"));
     }

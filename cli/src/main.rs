@@ -48,6 +48,7 @@ mod worker;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use exit::{Failure, USAGE};
@@ -70,9 +71,6 @@ Start here:
   skein serve DIR        the same with a model directory
   skein run              talk to a model in the terminal";
 
-const SETTINGS: &str = "Each flag can also be set in the environment (--max-num-seqs is SKEIN_MAX_NUM_SEQS) or in a TOML \
-file (max-num-seqs = 64, at the top or in a section such as [serve]). A flag overrides the environment, which overrides the file.";
-
 const GATEWAY: &str = "Stand in front of several routers, so that streams survive a router's death.
 
 It serves the same API as a router and treats each router as one large worker: a request goes to the least busy router, \
@@ -92,9 +90,21 @@ const EXIT_CODES: &str = "Exit codes: 0 success, 1 failure, 2 invalid flags or s
 fn main() -> ExitCode {
     // The clock starts when it is first read; "ready after" counts from here.
     skein_node::clock::now();
-    let outcome = dispatch(&command().get_matches_from(command_line()));
+    let matches = command().try_get_matches_from(command_line()).unwrap_or_else(|error| refuse(&error));
+    let outcome = dispatch(&matches);
     skein_node::trace::flush(settings::FLUSH_TRACES);
     exit::code_of(outcome)
+}
+
+/// Ends the process with clap's message, and for a command of another server what to use here.
+fn refuse(error: &clap::Error) -> ! {
+    if let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand)
+        && let Some(instead) = arguments::instead_of(name)
+    {
+        eprintln!("error: Skein has no command `{name}`: {instead}\n\nFor more information, try '--help'.");
+        std::process::exit(USAGE.into());
+    }
+    error.exit()
 }
 
 /// The command line, prepared for clap. Words that are not UTF-8 are left for clap to refuse.
@@ -208,7 +218,7 @@ fn model_arg() -> Arg {
 
 /// A command that serves a model, with the settings that it reads.
 fn serving(name: &'static str, about: &'static str, which: u8) -> Command {
-    with_flags(Command::new(name).about(about).arg(model_arg()).after_help(SETTINGS), which)
+    with_flags(Command::new(name).about(about).arg(model_arg()), which)
 }
 
 #[cfg(feature = "worker")]
@@ -221,13 +231,13 @@ fn run_command() -> Command {
     let api_key = Arg::new(run::API_KEY).long(run::API_KEY).value_name("KEY").requires(run::URL);
     let api_key = api_key.help("API key for --url");
     let run = Command::new("run").about("Talk to a model in the terminal").arg(words).args([url, api_key]);
-    with_flags(run.after_help(SETTINGS), table::RUN)
+    with_flags(run, table::RUN)
 }
 
 #[cfg(feature = "worker")]
 fn worker_command() -> Command {
     let worker = Command::new("worker").about("Run one worker, for a router").arg(model_arg());
-    with_flags(worker.arg(supervised::flag()).after_help(SETTINGS), table::WORKER)
+    with_flags(worker.arg(supervised::flag()), table::WORKER)
 }
 
 #[cfg(feature = "worker")]

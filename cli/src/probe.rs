@@ -4,13 +4,14 @@
 
 use std::io;
 use std::ops::RangeInclusive;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, Output, Stdio};
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, value_parser};
 use skein_sys::memory_limit::of_this_process;
-use skein_sys::process::limit_address_space;
+use skein_sys::process::{address_space_limit, limit_address_space};
 use skein_text::probe::{probe, probe_tokenizer};
 use skein_text::render_process::{RenderProcesses, serve};
 use skein_text::sources::TextSources;
@@ -28,11 +29,16 @@ const RENDER_RESERVES: u64 = 512 * MIB;
 /// Bounds of such a child's memory. Within them, the limit is an eighth of this process's memory limit: a
 /// child must not get the router killed for memory. A conversation of 8 MB takes some 60 MiB.
 const RENDER_MEMORY: RangeInclusive<u64> = 128 * MIB..=512 * MIB;
-const MIB: u64 = 1024 * 1024;
+const MIB: u64 = 1024 * KIB;
+const KIB: u64 = 1024;
 /// Flag: directory of the tokenizer's files, if not the model's.
 const TOKENIZER: &str = "tokenizer";
 /// Flag: a template that replaces the model's.
 const TEMPLATE: &str = "chat-template";
+/// The child's output once it runs the trial. What ends it before is not the tested file.
+const BEGUN: &str = "begun";
+/// Number of the signal by which the system ends a process for memory.
+const SIGKILL: i32 = 9;
 /// Exit codes of a shell that cannot start the command.
 const NOT_STARTED: [i32; 2] = [126, 127];
 
@@ -47,6 +53,32 @@ struct Trial {
     timeout: Duration,
     /// Limit of the child's address space, in KiB. Its threads' stacks reserve some hundred MiB of it.
     address_space: u64,
+}
+
+impl Trial {
+    /// Whether the failure of a trial is this machine's: it never began, the system killed it, or a limit
+    /// below the trial's own ended it. A trial that exceeds its own limit aborts.
+    fn lacked_memory(&self, Output { status, stdout, .. }: &Output) -> bool {
+        !stdout.starts_with(BEGUN.as_bytes()) || status.signal() == Some(SIGKILL) || self.limited().is_some()
+    }
+
+    /// The inherited limit of address space, bytes, if it is below the trial's.
+    fn limited(&self) -> Option<u64> {
+        address_space_limit().filter(|limit| *limit < self.address_space * KIB)
+    }
+
+    fn no_memory(&self, Output { status, .. }: &Output, directory: &Path) -> String {
+        let limited = self.limited().map_or_else(String::new, |limit| {
+            format!("; `ulimit -v` allows {} MiB of address space", limit / MIB)
+        });
+        format!(
+            "{}: the trial of the {} had too little memory ({status}{limited}); it takes up to {} MiB of address \
+             space, most of it unused: raise the limit of `ulimit -v` or of the container, or free memory",
+            directory.display(),
+            self.what,
+            self.address_space * KIB / MIB,
+        )
+    }
 }
 
 /// A normal template takes milliseconds.
@@ -93,13 +125,14 @@ fn sources_of(matches: &ArgMatches) -> TextSources {
     }
 }
 
-/// Runs a test in the child. Only its exit status and its error output matter.
+/// Runs a test in the child. Its exit status, [`BEGUN`] and its error output matter.
 ///
 /// # Errors
 /// The tokenizer's error.
 pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let sources = sources_of(matches);
     let Some(model) = matches.get_one::<PathBuf>("MODEL") else { return Ok(()) };
+    outln!("{BEGUN}");
     if matches.get_one::<String>("TRIAL").is_some_and(|name| name == TOKENIZER_TRIAL.name) {
         return probe_tokenizer(model, &sources).map_err(|reason| Failure::new(MODEL, reason));
     }
@@ -178,6 +211,9 @@ async fn attempt(trial: &Trial, directory: &Path, sources: &TextSources) -> Resu
             let message = format!("{}: the {what} failed its trial: {reason}; {fix}", directory.display());
             Err(Failure::new(MODEL, message))
         }
+        Ok(Ok(output)) if trial.lacked_memory(&output) => {
+            Err(Failure::other(trial.no_memory(&output, directory)))
+        }
         Ok(Ok(Output { status, .. })) => unusable(&format!("the trial ended with {status}")),
         Err(_) => unusable(&format!("the trial took over {} s", timeout.as_secs())),
     }
@@ -192,7 +228,7 @@ async fn in_child(trial: &Trial, directory: &Path, sources: &TextSources) -> io:
     shell.arg("-c").arg(limited).arg(std::env::current_exe()?);
     add_files(&mut shell, directory, sources);
     let mut shell = Command::from(shell);
-    shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     shell.kill_on_drop(true).output().await
 }
 

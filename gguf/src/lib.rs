@@ -62,9 +62,9 @@ pub enum GgufError {
 pub enum Fault {
     #[error("it does not start with GGUF")]
     Magic,
-    #[error("version {0} is not supported; supported: 2 and 3")]
+    #[error("its format has the version {0}; supported: 2 and 3")]
     Version(u32),
-    #[error("it is big-endian, which is not supported")]
+    #[error("it is big-endian; supported: little-endian")]
     BigEndian,
     #[error("{what} extends past the end of the file: {needed} bytes at {at} of {len}")]
     Truncated { what: &'static str, at: usize, needed: u64, len: usize },
@@ -80,7 +80,9 @@ pub enum Fault {
     Twice(String),
     #[error("general.alignment is {0}, not a power of two from 8 to 65536")]
     Alignment(String),
-    #[error("tensor {tensor} has the unknown type {kind}")]
+    #[error(
+        "tensor {tensor} has the type {kind}, which ggml has withdrawn or this version of Skein does not know"
+    )]
     TensorType { tensor: String, kind: u32 },
     #[error("tensor {tensor} has the shape {dims:?}, which does not divide into whole blocks of {kind}")]
     Shape { tensor: String, dims: Vec<u64>, kind: &'static str },
@@ -92,4 +94,32 @@ pub enum Fault {
     Field { key: String, got: String, allowed: String },
     #[error("it is part {got} of {count}, but its name says part {expected} of {named}")]
     Part { got: u64, count: u64, expected: u64, named: u64 },
+}
+
+impl Fault {
+    /// The error of the file at `path`. What a valid file of another version may have is no damage: the same
+    /// file would come from a second download.
+    pub(crate) fn of_file(self, path: PathBuf) -> GgufError {
+        match self {
+            Self::Version(_) | Self::BigEndian | Self::TensorType { .. } => {
+                GgufError::Unsupported { path, what: self.to_string() }
+            }
+            reason => GgufError::Damaged { path, reason },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_newer_file_may_have_is_no_damage() {
+        let text = |fault: Fault| fault.of_file("m.gguf".into()).to_string();
+        let newer = text(Fault::TensorType { tensor: "a".into(), kind: 43 });
+        assert!(newer.starts_with("m.gguf cannot be served: tensor a has the type 43"), "{newer}");
+        assert!(text(Fault::Version(4)).contains("cannot be served: its format has the version 4"));
+        assert!(text(Fault::BigEndian).contains("cannot be served"));
+        assert!(text(Fault::Magic).contains("is damaged"));
+    }
 }

@@ -49,7 +49,7 @@ impl Part {
         };
         match Header::read(&map) {
             Ok(header) => Ok(Self { path, map, header }),
-            Err(reason) => Err(GgufError::Damaged { path, reason }),
+            Err(reason) => Err(reason.of_file(path)),
         }
     }
 
@@ -64,7 +64,7 @@ impl Part {
     }
 
     fn damaged(&self, reason: Fault) -> GgufError {
-        GgufError::Damaged { path: self.path.clone(), reason }
+        reason.of_file(self.path.clone())
     }
 }
 

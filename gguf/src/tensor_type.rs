@@ -17,8 +17,8 @@ const fn kind(id: u32, name: &'static str, values: usize, bytes: usize) -> Tenso
     TensorType { id, name, values, bytes }
 }
 
-/// All of ggml's types except withdrawn ones.
-const TYPES: [TensorType; 33] = [
+/// All of ggml's types except withdrawn ones, as of ggml 0.25.3.
+const TYPES: [TensorType; 35] = [
     kind(0, "F32", 1, 4),
     kind(1, "F16", 1, 2),
     kind(2, "Q4_0", 32, 18),
@@ -52,6 +52,8 @@ const TYPES: [TensorType; 33] = [
     kind(35, "TQ2_0", 256, 66),
     kind(39, "MXFP4", 32, 17),
     kind(40, "NVFP4", 64, 36),
+    kind(41, "Q1_0", 128, 18),
+    kind(42, "Q2_0", 64, 18),
 ];
 
 impl TensorType {

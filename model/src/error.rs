@@ -78,6 +78,22 @@ pub enum LoadError {
         /// Expected types and shape.
         expected: String,
     },
+    /// A tensor of a GGUF file has a type that Skein does not compute with.
+    #[error(
+        "tensor {tensor} in {} is {got}, which cannot be served; supported: {supported}. Take a file of the same model in one of \
+         them, for example Q4_K_M",
+        path.display()
+    )]
+    TensorType {
+        /// Name of the tensor.
+        tensor: String,
+        /// File that contains it.
+        path: PathBuf,
+        /// Its type.
+        got: &'static str,
+        /// The types that can be served.
+        supported: String,
+    },
     /// A tensor has values outside its format's range, or NaN or infinite values that would have to be
     /// quantised.
     #[error("tensor {tensor}: {source}")]

@@ -21,6 +21,7 @@ pub mod links;
 pub mod metrics;
 pub mod refusal;
 pub mod request;
+mod request_lines;
 pub mod serve;
 pub mod swap;
 #[cfg(test)]

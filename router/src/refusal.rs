@@ -7,6 +7,8 @@ use std::time::Duration;
 use skein_node::trace;
 use skein_text::{PromptTooLong, TextRefused};
 
+use crate::request_lines::REQUEST_LINES;
+
 /// Why a request was not answered, or not completely.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Refusal {
@@ -41,10 +43,12 @@ pub enum Refusal {
     PromptTooLong(PromptTooLong),
     /// The prompt fits, but not with `max_tokens`.
     #[error(
-        "max_tokens is too large: {output}. This model's maximum context length is {max} tokens and the prompt has {prompt}; ask for at most {} tokens.",
+        "{field} is too large: {output}. This model's maximum context length is {max} tokens and the prompt has {prompt}; ask for at most {} tokens.",
         max - prompt
     )]
     OutputLength {
+        /// The API's name of the most tokens of an answer.
+        field: &'static str,
         /// Tokens of the longest sequence.
         max: u32,
         /// Prompt tokens, fewer than `max`.
@@ -201,7 +205,7 @@ impl Refusal {
     /// Logs a request that was not started. The message is omitted, because it may quote the client.
     pub fn log(&self, request: &str) {
         let HttpShape { status, code, .. } = self.http();
-        tracing::info!(request, status, code, param = self.param(), "request refused");
+        tracing::info!(target: REQUEST_LINES, request, status, code, param = self.param(), "request refused");
     }
 
     /// Marks `trace` as failed if the server is at fault. A request that the client must change is not an
@@ -260,7 +264,7 @@ impl Refusal {
             Self::ContextLength { param, .. } | Self::PromptTooLong(PromptTooLong { param, .. }) => {
                 Some(param)
             }
-            Self::OutputLength { .. } => Some("max_tokens"),
+            Self::OutputLength { field, .. } => Some(field),
             Self::ModelNotFound { .. } => Some("model"),
             _ => None,
         }

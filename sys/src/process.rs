@@ -39,3 +39,11 @@ pub fn limit_address_space(bytes: u64) -> std::io::Result<()> {
     }
     Ok(())
 }
+
+/// Most address space that this process may have, bytes (`ulimit -v`); `None` if unlimited or unknown.
+pub fn address_space_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: writes two numbers to `limit`.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } == 0;
+    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}

@@ -7,8 +7,9 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -28,12 +29,16 @@ const RENDER_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEP_BELOW_BYTES: usize = 1024 * 1024;
 /// Largest message between the processes, in bytes.
 const MAX_FRAME_BYTES: usize = 128 * 1024 * 1024;
+/// Number of the signal by which the system ends a process for memory.
+const SIGKILL: i32 = 9;
 /// Header of an answer, in bytes: kind and length.
 const HEAD_BYTES: usize = 5;
 /// Kinds of answers.
 const TEXT: u8 = 0;
 const REFUSED: u8 = 1;
 const FAILED: u8 = 2;
+/// The first frame of a process: its template is loaded. What ends it before is not the conversation.
+const LOADED: u8 = 3;
 
 /// Request to a rendering process.
 #[derive(Debug, Serialize)]
@@ -99,7 +104,7 @@ impl RenderProcesses {
             Some(Ok(answer)) => Ok(answer),
             Some(Err(Broken::Late)) => Err(Broken::Late),
             // An idle process may have been killed, so try a new one.
-            Some(Err(Broken::Ended)) | None => self.render_with(self.start()?, &request),
+            Some(Err(Broken::Ended(_))) | None => self.render_with(self.start()?, &request),
         };
         match answer {
             Ok((TEXT, text)) => String::from_utf8(text).map_err(|_| TextRefused::Internal),
@@ -112,7 +117,14 @@ impl RenderProcesses {
                 let message = format!("The chat template takes over {seconds} s to render these messages.");
                 Err(TextRefused::invalid("messages", message))
             }
-            Err(Broken::Ended) => {
+            Err(Broken::Ended(end)) if end.is_of_the_system() => {
+                tracing::error!(
+                    "a process for the chat template ended ({end}): this machine or container lacks memory, \
+                     or `ulimit -v` allows too little"
+                );
+                Err(TextRefused::Internal)
+            }
+            Err(Broken::Ended(_)) => {
                 let message = "The chat template exhausts its memory or stack rendering these messages.";
                 Err(TextRefused::invalid("messages", message))
             }
@@ -129,7 +141,7 @@ impl RenderProcesses {
 
     /// Sends a request to `process`, which is kept for reuse if it answers.
     fn render_with(&self, mut process: RenderProcess, request: &[u8]) -> Result<(u8, Vec<u8>), Broken> {
-        let answer = process.exchange(request, clock::now() + self.timeout)?;
+        let answer = process.exchange(request, clock::now() + self.timeout).map_err(|error| process.broken(&error))?;
         if request.len() < KEEP_BELOW_BYTES {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             if idle.len() < self.most_idle {
@@ -146,14 +158,31 @@ enum Broken {
     /// It exceeded the time limit.
     Late,
     /// It exited or closed its pipe.
-    Ended,
+    Ended(End),
 }
 
-impl From<io::Error> for Broken {
-    fn from(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Late,
-            _ => Self::Ended,
+/// How a process ended.
+#[derive(Debug)]
+struct End {
+    /// Whether its template was loaded.
+    loaded: bool,
+    status: Option<ExitStatus>,
+}
+
+impl End {
+    /// Whether the template and the conversation are not to blame: the process never began to render, or the
+    /// system killed it. A process that exceeds its own limits aborts.
+    fn is_of_the_system(&self) -> bool {
+        !self.loaded || self.status.is_some_and(|status| status.signal() == Some(SIGKILL))
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let when = if self.loaded { "while it rendered" } else { "before its template was loaded" };
+        match self.status {
+            Some(status) => write!(f, "{status}, {when}"),
+            None => f.write_str(when),
         }
     }
 }
@@ -162,6 +191,8 @@ impl From<io::Error> for Broken {
 struct RenderProcess {
     child: Child,
     socket: UnixStream,
+    /// Whether it has loaded its template.
+    loaded: bool,
 }
 
 impl RenderProcess {
@@ -170,48 +201,70 @@ impl RenderProcess {
         let theirs = OwnedFd::from(theirs);
         command.stdin(Stdio::from(theirs.try_clone()?)).stdout(Stdio::from(theirs)).stderr(Stdio::null());
         let child = command.spawn()?;
-        Ok(Self { child, socket: ours })
+        Ok(Self { child, socket: ours, loaded: false })
     }
 
-    fn exchange(&mut self, request: &[u8], until: Timestamp) -> Result<(u8, Vec<u8>), Broken> {
-        self.write(&u32::try_from(request.len()).map_err(|_| Broken::Ended)?.to_le_bytes(), until)?;
+    fn exchange(&mut self, request: &[u8], until: Timestamp) -> io::Result<(u8, Vec<u8>)> {
+        self.write(&u32::try_from(request.len()).map_err(io::Error::other)?.to_le_bytes(), until)?;
         self.write(request, until)?;
+        if !self.loaded {
+            let (kind, _) = self.frame(until)?;
+            if kind != LOADED {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            self.loaded = true;
+        }
+        self.frame(until)
+    }
+
+    /// Reads a frame: its kind and content.
+    fn frame(&mut self, until: Timestamp) -> io::Result<(u8, Vec<u8>)> {
         let mut head = [0; HEAD_BYTES];
         self.read(&mut head, until)?;
         let [kind, length @ ..] = head;
         let length = u32::from_le_bytes(length) as usize;
         if length > MAX_FRAME_BYTES {
-            return Err(Broken::Ended);
+            return Err(io::ErrorKind::InvalidData.into());
         }
         let mut content = vec![0; length];
         self.read(&mut content, until)?;
         Ok((kind, content))
     }
 
-    fn write(&mut self, mut bytes: &[u8], until: Timestamp) -> Result<(), Broken> {
+    fn write(&mut self, mut bytes: &[u8], until: Timestamp) -> io::Result<()> {
         while !bytes.is_empty() {
             self.socket.set_write_timeout(Some(time_left(until)?))?;
             match self.socket.write(bytes) {
-                Ok(0) => return Err(Broken::Ended),
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => bytes = &bytes[written..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 
-    fn read(&mut self, mut into: &mut [u8], until: Timestamp) -> Result<(), Broken> {
+    fn read(&mut self, mut into: &mut [u8], until: Timestamp) -> io::Result<()> {
         while !into.is_empty() {
             self.socket.set_read_timeout(Some(time_left(until)?))?;
             match self.socket.read(into) {
-                Ok(0) => return Err(Broken::Ended),
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => into = &mut into[read..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
         }
         Ok(())
+    }
+
+    /// Why an exchange failed with `error`. Ends the process.
+    fn broken(&mut self, error: &io::Error) -> Broken {
+        if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
+            return Broken::Late;
+        }
+        // A process that is ending keeps its own status.
+        let _ = self.child.kill();
+        Broken::Ended(End { loaded: self.loaded, status: self.child.wait().ok() })
     }
 }
 
@@ -223,9 +276,9 @@ impl Drop for RenderProcess {
     }
 }
 
-fn time_left(until: Timestamp) -> Result<Duration, Broken> {
+fn time_left(until: Timestamp) -> io::Result<Duration> {
     let left = until.since(clock::now());
-    if left.is_zero() { Err(Broken::Late) } else { Ok(left) }
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 /// Main loop of the child: renders with the template of the model in `directory` until standard input closes.
@@ -239,6 +292,7 @@ pub fn serve(directory: &Path, sources: &TextSources) -> io::Result<()> {
 }
 
 fn serve_on(template: &ChatTemplate, input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
+    write_frame(output, LOADED, "")?;
     let mut length = [0; 4];
     loop {
         match input.read_exact(&mut length) {
@@ -248,12 +302,16 @@ fn serve_on(template: &ChatTemplate, input: &mut impl Read, output: &mut impl Wr
         let mut request = vec![0; u32::from_le_bytes(length) as usize];
         input.read_exact(&mut request)?;
         let (kind, content) = answer(template, &request);
-        let length = u32::try_from(content.len()).map_err(io::Error::other)?;
-        output.write_all(&[kind])?;
-        output.write_all(&length.to_le_bytes())?;
-        output.write_all(content.as_bytes())?;
-        output.flush()?;
+        write_frame(output, kind, &content)?;
     }
+}
+
+fn write_frame(output: &mut impl Write, kind: u8, content: &str) -> io::Result<()> {
+    let length = u32::try_from(content.len()).map_err(io::Error::other)?;
+    output.write_all(&[kind])?;
+    output.write_all(&length.to_le_bytes())?;
+    output.write_all(content.as_bytes())?;
+    output.flush()
 }
 
 fn answer(template: &ChatTemplate, request: &[u8]) -> (u8, String) {
@@ -275,13 +333,19 @@ mod tests {
     use super::*;
 
     /// A shell script in place of the process.
-    fn shell(text: &'static str, timeout: Duration) -> RenderProcesses {
+    fn shell(text: &str, timeout: Duration) -> RenderProcesses {
+        let text = text.to_owned();
         let command = move || {
             let mut command = Command::new("sh");
-            command.args(["-c", text]);
+            command.args(["-c", &text]);
             Ok(command)
         };
         RenderProcesses { timeout, ..RenderProcesses::new(command) }
+    }
+
+    /// The same after it has loaded its template.
+    fn loaded(text: &str, timeout: Duration) -> RenderProcesses {
+        shell(&format!("printf '\\3\\0\\0\\0\\0'; {text}"), timeout)
     }
 
     fn render(processes: &RenderProcesses) -> Result<String, TextRefused> {
@@ -295,22 +359,32 @@ mod tests {
 
     #[test]
     fn a_process_that_ends_or_hangs_refuses_one_request() {
-        let check = |text, timeout, expected: &str| {
-            let refusal = render(&shell(text, Duration::from_millis(timeout))).unwrap_err();
+        let check = |text: &str, timeout, expected: &str| {
+            let refusal = render(&loaded(text, Duration::from_millis(timeout))).unwrap_err();
             assert_eq!(refusal.param(), Some("messages"));
             assert!(refusal.to_string().contains(expected), "{refusal}");
         };
         check("exit 1", 10_000, "exhausts its memory or stack");
-        check("kill -9 $$", 10_000, "exhausts its memory or stack");
+        check("kill -ABRT $$", 10_000, "exhausts its memory or stack");
         check("head -c 9 >/dev/null; printf '\\0'", 10_000, "exhausts its memory or stack");
         check("exec sleep 600", 50, "takes over 0.05 s");
         check("head -c 9 >/dev/null; printf '\\0\\3\\0\\0\\0ab'; exec sleep 600", 50, "takes over 0.05 s");
     }
 
     #[test]
+    fn what_ends_before_it_renders_or_is_killed_is_not_the_templates_fault() {
+        let check = |processes: RenderProcesses| {
+            assert_eq!(render(&processes).unwrap_err(), TextRefused::Internal);
+        };
+        check(shell("exit 3", Duration::from_secs(10)));
+        check(shell("kill -ABRT $$", Duration::from_secs(10)));
+        check(loaded("kill -9 $$", Duration::from_secs(10)));
+    }
+
+    #[test]
     fn a_process_is_used_again_and_replaced_when_it_has_ended() {
         // Each process answers once and ends.
-        let processes = shell("head -c 9 >/dev/null; printf '\\0\\2\\0\\0\\0hi'", Duration::from_secs(10));
+        let processes = loaded("head -c 9 >/dev/null; printf '\\0\\2\\0\\0\\0hi'", Duration::from_secs(10));
         for _ in 0..3 {
             assert_eq!(render(&processes).unwrap(), "hi");
         }
@@ -329,7 +403,9 @@ mod tests {
                 (u32::try_from(request.len()).unwrap().to_le_bytes().to_vec(), Vec::new());
             input.extend(request);
             serve_on(&template, &mut &input[..], &mut output).unwrap();
-            (output[0], String::from_utf8(output[HEAD_BYTES..].to_vec()).unwrap())
+            let (loaded, answer) = output.split_at(HEAD_BYTES);
+            assert_eq!(loaded, [LOADED, 0, 0, 0, 0]);
+            (answer[0], String::from_utf8(answer[HEAD_BYTES..].to_vec()).unwrap())
         };
         assert_eq!(ask(json!([{"content": "hi"}])), (TEXT, "hi é".to_owned()));
         assert_eq!(

@@ -73,6 +73,17 @@ pub enum Action {
     Log(Notice),
 }
 
+/// Why a worker is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// There is no connection to it, for as long as a worker may be silent.
+    Unreachable,
+    /// It is connected, but reports nothing.
+    Silent,
+    /// It reports, but its engine makes no progress.
+    Stuck,
+}
+
 /// News of a worker for the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
@@ -82,8 +93,8 @@ pub enum Notice {
     Version(String, Version),
     /// The named worker cannot constrain answers: its tokenizer or its release is not the router's.
     OtherGrammars(String),
-    /// The named worker is silent, or its engine makes no progress.
-    Lost(String),
+    /// The named worker is lost.
+    Lost(String, Loss),
     /// The named worker has drained and is gone.
     Left(String),
     /// The prefix index does not match the worker's log; a snapshot is requested.

@@ -87,8 +87,10 @@ impl Fleet {
                 actions.push(Action::Lost(worker.member.clone()));
             }
             if lost && !worker.lost && worker.info.is_some() {
-                let notice = if worker.has_drained() { Notice::Left } else { Notice::Lost };
-                actions.push(Action::Log(notice(worker.member.id.clone())));
+                let name = worker.member.id.clone();
+                let loss = worker.loss(now, &self.limits);
+                let left = worker.has_drained();
+                actions.push(Action::Log(if left { Notice::Left(name) } else { Notice::Lost(name, loss) }));
                 actions.push(Action::Recheck(id));
             } else if another_ready && worker.is_giving_back() {
                 actions.push(Action::Recheck(id));

@@ -42,7 +42,7 @@ use crate::worker_id::{WorkerEpoch, WorkerId};
 pub use adapter_records::AdapterRecords;
 use adapters::FleetAdapters;
 pub use adapters::KnownAdapters;
-pub use event::{Action, Event, Notice};
+pub use event::{Action, Event, Loss, Notice};
 pub use job::{Job, WorkerPlacement};
 use standing::{Standing, Standings};
 pub use status::WorkerStatus;

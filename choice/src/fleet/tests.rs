@@ -472,8 +472,11 @@ fn a_silent_worker_is_the_last_choice_and_then_lost() {
         scene.watch(ms, 1, 1, load(1, rated(0, 0)));
         let lost = tick(&mut scene, ms);
         let member = Member { id: "w0".into(), address: "host:1".into() };
-        let said =
-            [Action::Lost(member), Action::Log(Notice::Lost("w0".into())), Action::Recheck(scene.ids[0])];
+        let said = [
+            Action::Lost(member),
+            Action::Log(Notice::Lost("w0".into(), Loss::Silent)),
+            Action::Recheck(scene.ids[0]),
+        ];
         assert_eq!(lost, if ms == 5000 { said.to_vec() } else { vec![] }, "{ms} ms");
         assert!(ms < 2500 || scene.choice(ms, &[1]).expect("a worker").worker == scene.ids[1]);
     }
@@ -514,6 +517,36 @@ fn a_configured_wedge_timeout_applies_exactly() {
 }
 
 #[test]
+fn a_lost_worker_has_the_reason_that_holds() {
+    let loss = |scene: &mut Scene, until: u64, each: &mut dyn FnMut(&mut Scene, u64)| {
+        let mut actions = Vec::new();
+        for ms in (0..until).step_by(250) {
+            each(scene, ms);
+            actions.extend(scene.fleet.handle(at(ms), Event::Tick));
+        }
+        actions.into_iter().find_map(|action| match action {
+            Action::Log(Notice::Lost(_, loss)) => Some(loss),
+            _ => None,
+        })
+    };
+    let connected = || {
+        let mut scene = Scene::new(1);
+        scene.watch(0, 0, 1, load(1, rated(0, 0)));
+        scene
+    };
+    assert_eq!(loss(&mut connected(), 6000, &mut |_, _| ()), Some(Loss::Silent));
+    let mut cut = connected();
+    cut.fleet.handle(at(0), Event::Lost(cut.ids[0]));
+    assert_eq!(loss(&mut cut, 6000, &mut |_, _| ()), Some(Loss::Unreachable));
+    let mut stuck = connected();
+    stuck.fleet.limits = HealthLimits { wedge_timeout: Some(Duration::from_millis(1500)), ..LIMITS };
+    let reports = &mut |scene: &mut Scene, ms| {
+        scene.watch(ms, 0, 1, load(1, rated_at(0.0, 2, 4)));
+    };
+    assert_eq!(loss(&mut stuck, 6000, reports), Some(Loss::Stuck));
+}
+
+#[test]
 fn a_member_that_leaves_is_kept_while_it_reports() {
     let mut scene = Scene::new(2);
     let (id, member) = (scene.ids[0], Member { id: "w0".into(), address: "host:1".into() });
@@ -539,7 +572,7 @@ fn a_member_that_leaves_is_kept_while_it_reports() {
     let lost = actions.iter().filter(|action| matches!(action, Action::Lost(member) if member.id == "w1"));
     assert_eq!(lost.count(), 1, "it is to be replaced");
     actions.retain(|action| !matches!(action, Action::Lost(_)));
-    let said = Action::Log(Notice::Lost("w1".into()));
+    let said = Action::Log(Notice::Lost("w1".into(), Loss::Silent));
     assert_eq!(actions, [said, Action::Recheck(other), Action::Unfollow(other), Action::Recheck(other)]);
     assert!(scene.fleet.status(at(6000)).is_empty());
 }
@@ -554,7 +587,7 @@ fn a_worker_that_drained_has_left_and_is_not_called_lost() {
         (250..6000).step_by(250).flat_map(|ms| scene.fleet.handle(at(ms), Event::Tick)).collect();
     assert_eq!(actions.iter().filter(|action| matches!(action, Action::Log(_))).count(), 2, "{actions:?}");
     // w1 had a request left.
-    for notice in [Notice::Left("w0".into()), Notice::Lost("w1".into())] {
+    for notice in [Notice::Left("w0".into()), Notice::Lost("w1".into(), Loss::Silent)] {
         assert!(actions.contains(&Action::Log(notice)), "{actions:?}");
     }
 }

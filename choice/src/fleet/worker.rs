@@ -11,6 +11,7 @@ use skein_proto::version::Version;
 use skein_proto::watch::{WatchBody, WatchEvent};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::event::Loss;
 use super::standing::Standing;
 use crate::breaker::{Breaker, Outcome};
 use crate::ledger::Ledger;
@@ -396,6 +397,15 @@ impl Worker {
     /// Whether the worker counts as lost: silent, or its engine makes no progress.
     pub fn is_lost(&self, now: Timestamp, limits: &HealthLimits) -> bool {
         self.is_silent(now, limits.worker_timeout) || self.is_frozen(now, limits)
+    }
+
+    /// Why it is lost, if it is.
+    pub fn loss(&self, now: Timestamp, limits: &HealthLimits) -> Loss {
+        match (self.watching, self.is_silent(now, limits.worker_timeout)) {
+            (false, _) => Loss::Unreachable,
+            (true, true) => Loss::Silent,
+            (true, false) => Loss::Stuck,
+        }
     }
 
     /// Whether nothing was heard from it for `time`.

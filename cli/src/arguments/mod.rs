@@ -2,6 +2,7 @@
 //! answered, several values after one flag become several flags, and problems with flag names are recorded,
 //! so that they are reported together with problems of values. Pure.
 
+mod other_commands;
 mod speculative;
 mod structured_outputs;
 mod vllm;
@@ -11,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use clap::Command;
 use skein_node::config::suggest;
 
+pub use other_commands::instead_of;
 use speculative::Meaning;
 use vllm::{Answer, LISTS, Row, TABLE, Takes, VALUES};
 

@@ -1,6 +1,7 @@
 //! Reads a process's settings from the command line, the environment and a file.
 
 #[cfg(feature = "worker")]
+mod common;
 mod device_choice;
 mod discovery;
 #[cfg(feature = "worker")]
@@ -32,6 +33,7 @@ pub use otlp::{FLUSH_TRACES, OtlpSettings};
 #[cfg(feature = "worker")]
 pub use ranks::ranks_here;
 pub use read::{FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};
+use common::is_common;
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, RUN_BATCH, SERVE, WORKER};
 pub use text_sources::text_sources;
 
@@ -51,17 +53,24 @@ pub const FOREIGN_VARIABLES: [&str; 2] = ["SKEIN_KERNEL_CACHE", "SKEIN_CUDA_TARG
 /// Largest configuration file, which is read whole.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
+/// End of `-h`.
+const SHORT: &str = "These are the common flags; --help lists all.";
+
+/// End of `--help`.
+const SETTINGS: &str = "Each flag can also be set in the environment (--max-num-seqs is SKEIN_MAX_NUM_SEQS) or in a TOML \
+file (max-num-seqs = 64, at the top or in a section such as [serve]). A flag overrides the environment, which overrides the file.";
+
 /// Adds a command's flags to its clap definition.
 pub fn with_flags(command: Command, which: u8) -> Command {
     let note = |name| Arg::new(name).long(name).hide(true).action(ArgAction::Append);
-    let command = command.args([REFUSED, TAKEN].map(note));
+    let command = command.args([REFUSED, TAKEN].map(note)).after_help(SHORT).after_long_help(SETTINGS);
     flags_of(which).fold(command, |command, flag| {
         let name = flag.key.name;
         let help = match flag.key.default {
             Some(default) if flag.key.kind != Kind::Switch => format!("{} [default: {default}]", flag.help),
             _ => flag.help.to_owned(),
         };
-        let arg = Arg::new(name).long(name).help_heading(flag.group);
+        let arg = Arg::new(name).long(name).help_heading(flag.group).hide_short_help(!is_common(name));
         match flag.key.kind {
             Kind::One => command.arg(arg.value_name(flag.value).help(help).allow_negative_numbers(true)),
             Kind::Many => command.arg(arg.value_name(flag.value).help(help).action(ArgAction::Append)),
@@ -71,6 +80,7 @@ pub fn with_flags(command: Command, which: u8) -> Command {
                 let on = arg.help(help.clone()).action(ArgAction::SetTrue).hide(on_by_default);
                 let off_help = format!("Do not {}", lower_first(&help));
                 let off_arg = Arg::new(off.clone()).long(off).help(off_help).help_heading(flag.group);
+                let off_arg = off_arg.hide_short_help(true);
                 command
                     .arg(on.overrides_with(format!("no-{name}")))
                     .arg(off_arg.action(ArgAction::SetTrue).hide(!on_by_default).overrides_with(name))

@@ -162,9 +162,9 @@ pub fn model_argument(settings: &mut Settings) -> Option<String> {
     settings.value("model", text)
 }
 
-/// The log level `warn` on a terminal, where a command prints its own messages.
+/// On a terminal, where a command prints its own messages: warnings, and a line for each request.
 pub fn quiet_on_a_terminal() -> Option<&'static str> {
-    std::io::stderr().is_terminal().then_some("warn")
+    std::io::stderr().is_terminal().then_some("warn,skein_router::request=info")
 }
 
 /// Log settings of the process called `process`. `default_level` applies if neither a flag nor `RUST_LOG`

@@ -838,7 +838,7 @@ pub const FLAGS: &[Flag] = &[
         "LEVEL",
         PROCESS,
         ALL,
-        "error, warn, info, debug, trace or a filter [default: RUST_LOG, else info, on a terminal warn]",
+        "error, warn, info, debug, trace or a filter [default: RUST_LOG, else info, for serve on a terminal warn and request lines]",
     ),
     one("log-format", Some("human"), "FORMAT", PROCESS, ALL, "human or json"),
     one(

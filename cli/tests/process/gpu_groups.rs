@@ -169,7 +169,7 @@ fn more_ranks_than_gpus_are_refused() {
     let planned = String::from_utf8_lossy(&output.stdout).into_owned();
     // Two of four KV heads of 32 values, 4 layers, keys and values: 16 KiB a block of 16 tokens.
     assert!(planned.contains("512 blocks, 8192 tokens, 64 sequences"), "{planned} {output:?}");
-    let ranks = planned.lines().filter(|line| line.contains("8388608")).count();
+    let ranks = planned.lines().filter(|line| line.contains("8 MiB")).count();
     assert_eq!(ranks, 2, "{planned}");
     let staged = said(&[("EMU_DEVICES", "3")], &["-tp", "2", "--pipeline-parallel-size", "2"]);
     assert!(staged.contains("--pipeline-parallel-size 2 need the GPUs 0 to 3"), "{staged}");

@@ -108,6 +108,25 @@ pub enum CudaError {
         /// Names of the targets, as in `SKEIN_CUDA_TARGETS`.
         targets: &'static str,
     },
+    /// The driver cannot compile the PTX of this binary, which a newer CUDA made.
+    #[error(
+        "{device} has compute capability {}.{}; this binary's machine code is for {targets}, and the driver (CUDA {}.{}) \
+         does not read the PTX that nvcc {}.{} made for other devices; update the driver, or build without nvcc or \
+         with one that is no newer than the driver",
+        capability.0, capability.1, driver.0, driver.1, nvcc.0, nvcc.1
+    )]
+    NewerPtx {
+        /// Name of the device.
+        device: String,
+        /// Its compute capability (major, minor).
+        capability: (u32, u32),
+        /// Names of the targets, as in `SKEIN_CUDA_TARGETS`.
+        targets: &'static str,
+        /// Release of the compiler (major, minor).
+        nvcc: (u32, u32),
+        /// CUDA version of the driver (major, minor).
+        driver: (u32, u32),
+    },
     /// The plan does not fit the device.
     #[error("{what}")]
     OutOfMemory {
@@ -171,9 +190,10 @@ impl CudaError {
                 ErrorKind::DeviceFault
             }
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
-            Self::NoCompiler { .. } | Self::NoNccl { .. } | Self::NotBuiltFor { .. } => {
-                ErrorKind::Unavailable
-            }
+            Self::NoCompiler { .. }
+            | Self::NoNccl { .. }
+            | Self::NotBuiltFor { .. }
+            | Self::NewerPtx { .. } => ErrorKind::Unavailable,
             Self::Driver { .. }
             | Self::Blas { .. }
             | Self::Invalid { .. }

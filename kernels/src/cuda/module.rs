@@ -8,8 +8,9 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::cache::Cache;
+use super::device::driver_version;
 use super::error::check;
-use super::images::{KERNELS, TARGETS};
+use super::images::{KERNELS, NVCC_RELEASE, TARGETS};
 use super::launch::Kernel;
 use super::nvrtc::Compiler;
 use super::{CudaError, Device};
@@ -114,10 +115,18 @@ impl Kernels {
     }
 }
 
-/// `error`, or a clearer one if the embedded images are for other devices.
+/// `error`, or a clearer one if the embedded images are for other devices or newer drivers.
 fn not_built_for(device: &Device, error: CudaError) -> CudaError {
     const NO_BINARY_FOR_GPU: u32 = 209;
+    const UNSUPPORTED_PTX_VERSION: u32 = 222;
     match error {
+        CudaError::Driver { code: UNSUPPORTED_PTX_VERSION, .. } => CudaError::NewerPtx {
+            device: device.name.clone(),
+            capability: device.capability,
+            targets: TARGETS,
+            nvcc: NVCC_RELEASE,
+            driver: driver_version().map_or((0, 0), release_of),
+        },
         CudaError::Driver { code: NO_BINARY_FOR_GPU, .. } => CudaError::NotBuiltFor {
             device: device.name.clone(),
             capability: device.capability,
@@ -125,6 +134,12 @@ fn not_built_for(device: &Device, error: CudaError) -> CudaError {
         },
         other => other,
     }
+}
+
+/// (13, 0) of 13000, as the driver numbers its CUDA versions.
+fn release_of(version: i32) -> (u32, u32) {
+    let version = version.unsigned_abs();
+    (version / 1000, version % 1000 / 10)
 }
 
 fn compile(device: &Device) -> Result<(KernelSource, Vec<Vec<u8>>), CudaError> {

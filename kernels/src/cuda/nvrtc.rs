@@ -127,7 +127,7 @@ impl Target {
     /// architecture if NVRTC is older than the device.
     fn of(capability: u32, supported: &[u32]) -> Option<Self> {
         if supported.contains(&capability) {
-            let own = if matches!(capability, 90 | 100) { "a" } else { "" };
+            let own = if capability == 90 { "a" } else { "" };
             return Some(Self { name: format!("sm_{capability}{own}"), is_ptx: false });
         }
         let older = supported.iter().copied().filter(|it| *it >= 80 && *it < capability).max()?;
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn the_target_is_the_device_or_older_ptx() {
-        let supported = [75, 80, 86, 87, 88, 89, 90, 100, 103, 120];
+        let supported = [75, 80, 86, 87, 88, 89, 90, 100, 103, 107, 110, 120];
         let check = |capability, name: &str, is_ptx| {
             let target = Target::of(capability, &supported).unwrap();
             assert_eq!((target.name.as_str(), target.is_ptx), (name, is_ptx));
@@ -275,7 +275,9 @@ mod tests {
         check(80, "sm_80", false);
         check(86, "sm_86", false);
         check(90, "sm_90a", false);
-        check(100, "sm_100a", false);
+        check(100, "sm_100", false);
+        check(103, "sm_103", false);
+        check(110, "sm_110", false);
         check(121, "compute_120", true);
         assert_eq!(Target::of(80, &[100, 120]), None);
     }
@@ -288,7 +290,7 @@ mod tests {
         assert!(unsafe { sys::is_culib_present() }, "no NVRTC on LD_LIBRARY_PATH");
         println!("NVRTC {:?}", version().unwrap());
         for (name, is_ptx) in
-            [("sm_80", false), ("sm_89", false), ("sm_90a", false), ("sm_100a", false), ("compute_90", true)]
+            [("sm_80", false), ("sm_89", false), ("sm_90a", false), ("sm_100", false), ("compute_90", true)]
         {
             let target = Target { name: name.into(), is_ptx };
             for kernel in KERNELS {

@@ -193,11 +193,17 @@ impl Weights {
             let (expected, dir) = (format!("{shape:?}"), self.model().path().to_owned());
             return Err(LoadError::MissingTensor { tensor: name, expected, dir });
         };
+        let path = || self.model().path_of(&name).unwrap_or(self.model().path()).to_owned();
+        let got = tensor.kind.name;
+        if !served().any(|kind| kind == got) {
+            let supported = served().collect::<Vec<_>>().join(", ");
+            return Err(LoadError::TensorType { path: path(), got, supported, tensor: name });
+        }
         self.storage(tensor, shape, rows).ok_or_else(|| LoadError::WrongTensor {
-            path: self.model().path_of(&name).unwrap_or(self.model().path()).to_owned(),
-            got: format!("{} {:?}", tensor.kind.name, tensor.shape),
-            expected: format!("{} {shape:?}", supported()),
-            tensor: name,
+            path: path(),
+            got: format!("{got} {:?}", tensor.shape),
+            expected: format!("{shape:?}"),
+            tensor: name.clone(),
         })
     }
 
@@ -229,10 +235,9 @@ fn stored(kind: &str, bytes: Bytes) -> Option<Storage> {
     }
 }
 
-/// Names of the supported types, for messages.
-fn supported() -> String {
-    let blocks: Vec<&str> = BlockType::ALL.iter().map(|kind| kind.name()).collect();
-    format!("F32, F16, BF16, {}", blocks.join(", "))
+/// Names of the types that can be served.
+fn served() -> impl Iterator<Item = &'static str> {
+    ["F32", "F16", "BF16"].into_iter().chain(BlockType::ALL.iter().map(|kind| kind.name()))
 }
 
 #[cfg(test)]

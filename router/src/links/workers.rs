@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
-use skein_choice::fleet::{self, Action, Fleet, Job, KnownAdapters, LogPosition, Notice, WorkerPlacement};
+use skein_choice::fleet::{
+    self, Action, Fleet, Job, KnownAdapters, LogPosition, Loss, Notice, WorkerPlacement,
+};
 use skein_choice::policy::{Demand, Pick};
 use skein_choice::receipt::Receipt;
 use skein_choice::worker_id::{WorkerEpoch, WorkerId};
@@ -391,8 +393,13 @@ fn log(notice: &Notice) {
             "this worker cannot constrain answers (response_format, tools, guided_*): its release or its tokenizer is not \
              this router's; give both the same tokenizer.json byte for byte, or the same GGUF file"
         ),
-        Notice::Lost(worker) => {
-            tracing::warn!(worker, "worker is lost: silent, or its engine makes no progress");
+        Notice::Lost(worker, loss) => {
+            let why = match loss {
+                Loss::Unreachable => "it cannot be reached",
+                Loss::Silent => "it is connected, but reports nothing",
+                Loss::Stuck => "it has requests, but its engine makes no progress",
+            };
+            tracing::warn!(worker, "worker is lost: {why}");
         }
         Notice::Left(worker) => tracing::info!(worker, "worker has left after it drained"),
         Notice::OutOfStep(worker, desync) => {

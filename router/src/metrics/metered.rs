@@ -16,6 +16,7 @@ use super::{Metrics, Outcome};
 use crate::generator::{Generator, TokenSource};
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenDelta, TokenRequest};
+use crate::request_lines::REQUEST_LINES;
 
 /// What the log shows for a client that left before the end, as nginx does.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
@@ -259,9 +260,11 @@ impl Answer {
     fn log(&self, outcome: Outcome) {
         let ms = |until: Timestamp| until.since(self.arrived).as_millis() as u64;
         tracing::info!(
+            target: REQUEST_LINES,
             request = self.id,
             status = self.status,
             outcome = outcome.label(),
+            code = self.error,
             prompt_tokens = self.prompt_tokens,
             cached_tokens = self.cached_tokens,
             output_tokens = self.output_tokens(),

@@ -78,8 +78,8 @@ impl AnswerSpan {
                 ("gen_ai.request.model", self.model.clone().into()),
                 ("gen_ai.response.model", self.model.clone().into()),
                 ("gen_ai.request.max_tokens", i64::from(self.sampling.max_tokens).into()),
-                ("gen_ai.request.temperature", f64::from(self.sampling.temperature).into()),
-                ("gen_ai.request.top_p", f64::from(self.sampling.top_p).into()),
+                ("gen_ai.request.temperature", as_written(self.sampling.temperature).into()),
+                ("gen_ai.request.top_p", as_written(self.sampling.top_p).into()),
                 ("gen_ai.response.finish_reasons", Attribute::Words(finish_reasons)),
                 ("gen_ai.response.id", counts.id.into()),
                 ("skein.outcome", counts.outcome.into()),
@@ -87,6 +87,8 @@ impl AnswerSpan {
             ]
         });
         if let Some(after) = counts.first_token {
+            // The conventions' name, and vLLM's.
+            self.request.set("gen_ai.response.time_to_first_chunk", after.as_secs_f64());
             self.request.set("gen_ai.latency.time_to_first_token", after.as_secs_f64());
         }
         self.request.sum([
@@ -95,5 +97,22 @@ impl AnswerSpan {
             ("gen_ai.usage.cache_read.input_tokens", counts.cached_tokens.into()),
             ("skein.moves", counts.moves.into()),
         ]);
+    }
+}
+
+/// The number that a client wrote: 0.7 and not 0.699999988079071, which is the same in 32 bits.
+fn as_written(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_exported_as_clients_write_them() {
+        for value in [0.7, 0.8, 1.0, 0.0, 1e-5, 2.0] {
+            assert_eq!(as_written(value as f32), value);
+        }
     }
 }

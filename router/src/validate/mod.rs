@@ -289,7 +289,7 @@ fn fits(prompt: u32, output: u32, param: &'static str, model: &ModelLimits) -> R
         return Err(Refusal::ContextLength { max, prompt, output, param });
     }
     if u64::from(prompt) + u64::from(output) > u64::from(max) {
-        return Err(Refusal::OutputLength { max, prompt, output });
+        return Err(Refusal::OutputLength { field: "max_tokens", max, prompt, output });
     }
     Ok(())
 }

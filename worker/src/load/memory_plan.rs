@@ -76,10 +76,13 @@ impl Needs {
 pub(super) fn size(bytes: u64) -> String {
     const UNITS: [(&str, u32); 5] = [("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let unit = UNITS.iter().find(|(_, bits)| bytes >= 1 << bits);
-    unit.map_or(format!("{bytes} bytes"), |(name, bits)| {
-        let value = bytes as f64 / (1_u64 << bits) as f64;
-        if value.fract() == 0.0 { format!("{value:.0} {name}") } else { format!("{value:.1} {name}") }
-    })
+    unit.map_or_else(
+        || if bytes == 0 { "0".into() } else { format!("{bytes} bytes") },
+        |(name, bits)| {
+            let value = bytes as f64 / (1_u64 << bits) as f64;
+            if value.fract() == 0.0 { format!("{value:.0} {name}") } else { format!("{value:.1} {name}") }
+        },
+    )
 }
 
 #[cfg(test)]

@@ -189,14 +189,18 @@ impl std::fmt::Display for MemoryPlan {
             let bytes = [weights, kv_cache, activations, logits, adapters, draft_model, allocated.total()];
             let layers = format!("{}-{}", layers.start, layers.end.saturating_sub(1));
             let place = [rank, *node, *stage].map(|number| number.to_string()).into_iter().chain([layers]);
-            let cells: Vec<String> = place.chain(bytes.map(|bytes| bytes.to_string())).collect();
+            let cells: Vec<String> = place.chain(bytes.map(size)).collect();
             row(f, &cells)?;
         }
         for (node, shared) in self.shared.iter().enumerate().filter(|(_, shared)| **shared > 0) {
-            writeln!(f, "node {node}: {shared} bytes shared by its ranks; only touched pages take memory")?;
+            writeln!(
+                f,
+                "node {node}: {} shared by its ranks; only touched pages take memory",
+                size(*shared)
+            )?;
         }
         let all: u64 = self.ranks.iter().map(|rank| rank.allocated.total()).sum();
-        writeln!(f, "all ranks: {all} bytes, {}", size(all))?;
+        writeln!(f, "all ranks: {} ({all} bytes)", size(all))?;
         let Self { kv_blocks, block_size, max_model_len, .. } = self;
         let tokens = u64::from(*kv_blocks) * u64::from(*block_size);
         writeln!(
@@ -215,7 +219,7 @@ impl std::fmt::Display for MemoryPlan {
             )?;
         }
         let bytes = self.sequence_bytes(*max_model_len);
-        writeln!(f, "a sequence of {max_model_len} tokens holds {bytes} bytes, {}", size(bytes))
+        writeln!(f, "a sequence of {max_model_len} tokens holds {} ({bytes} bytes)", size(bytes))
     }
 }
 
@@ -275,7 +279,7 @@ mod tests {
         assert_eq!(without.kv_blocks / 2, with.kv_blocks, "blocks hold the keys and values of both");
         let Allocated { weights, kv_cache, draft_model, .. } = with.ranks[0].allocated;
         assert!(draft_model > weights + kv_cache, "{draft_model} bytes for another of the same model");
-        assert!(with.to_string().contains(&draft_model.to_string()));
+        assert!(with.to_string().contains(&size(draft_model)));
         let other = tempfile::tempdir().unwrap();
         let read = |name: &str| std::fs::read_to_string(format!("{shipped}/{name}")).unwrap();
         std::fs::write(other.path().join("config.json"), read("config.json")).unwrap();

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 use skein_proto::version::Version;
 
-use super::progress::Progress;
+use super::progress::{Progress, Resuming};
 use crate::refusal::Refusal;
 use crate::text::remainder::{Received, Remainder};
 use crate::text::text_stream::TextDelta;
@@ -14,7 +14,8 @@ use crate::text::text_stream::TextDelta;
 pub struct SseEvent {
     /// The JSON to send as `data`.
     pub object: SseData,
-    /// `None` if the call has more than [`MAX_CHOICES`](super::progress::MAX_CHOICES) choices.
+    /// `None` if the client cannot return to the stream, or the call has more than
+    /// [`MAX_CHOICES`](super::progress::MAX_CHOICES) choices.
     pub id: Option<String>,
 }
 
@@ -53,19 +54,22 @@ impl SseData {
 /// How much of a stream has been sent, on this and earlier connections.
 #[derive(Debug, Clone)]
 pub struct ResumableEvents {
-    request_id: String,
+    /// `None` if the events have no ids.
+    request_id: Option<String>,
     progress: Progress,
     rests: Vec<Remainder>,
     is_resumed: bool,
 }
 
 impl ResumableEvents {
-    /// Stream of `request_id`. `had` is the part that the client already has.
-    pub fn new(request_id: &str, choices: usize, had: Option<Progress>) -> Self {
+    /// Stream of `request_id` with `choices`, for a client that is `resuming` it or may.
+    pub fn new(request_id: &str, resuming: Resuming, choices: usize) -> Self {
+        let Resuming { had, wants_ids } = resuming;
         let is_resumed = had.is_some();
         let progress = had.unwrap_or_else(|| Progress::none(choices));
         let rests = progress.choices.iter().map(|had| Remainder::after(had.unwrap_or_default())).collect();
-        Self { request_id: request_id.to_owned(), progress, rests, is_resumed }
+        let request_id = wants_ids.then(|| request_id.to_owned());
+        Self { request_id, progress, rests, is_resumed }
     }
 
     /// Whether the client has received an event of this choice.
@@ -116,6 +120,7 @@ impl ResumableEvents {
     }
 
     fn named(&self, object: SseData) -> SseEvent {
-        SseEvent { object, id: self.progress.event_id(&self.request_id) }
+        let id = self.request_id.as_ref().and_then(|request| self.progress.event_id(request));
+        SseEvent { object, id }
     }
 }

@@ -33,6 +33,15 @@ pub struct Progress {
     pub usage: bool,
 }
 
+/// Part of a stream that a client has, and whether it may ask for the rest later.
+#[derive(Debug, Clone, Default)]
+pub struct Resuming {
+    /// How much of the stream the client has, from `Last-Event-ID`.
+    pub had: Option<Progress>,
+    /// Whether events have ids.
+    pub wants_ids: bool,
+}
+
 impl Progress {
     /// State before the first event.
     pub fn none(choices: usize) -> Self {
@@ -51,7 +60,7 @@ impl Progress {
         if self.choices.len() > MAX_CHOICES {
             return None;
         }
-        // Every event has an id, so it is built in one allocation.
+        // Every event of the stream has an id, so it is built in one allocation.
         let mut id = String::with_capacity(request_id.len() + 2 + 16 * self.choices.len());
         id.push_str(request_id);
         for (at, (choice, version)) in self.choices.iter().zip(&self.versions).enumerate() {

@@ -30,5 +30,18 @@ pub fn error_object(refusal: &Refusal) -> Value {
         500.. => "api_error",
         _ => "invalid_request_error",
     };
-    json!({"type": "error", "error": {"type": kind, "message": refusal.to_string()}})
+    json!({"type": "error", "error": {"type": kind, "message": message(refusal)}})
+}
+
+/// Clients read Anthropic's sentence of an answer that does not fit, and repeat the request with the tokens
+/// that are left: claude-code 2.1.332 asks every model that it does not know for 32,000.
+fn message(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::OutputLength { max, prompt, output, .. } => format!(
+            "input length and `max_tokens` exceed context limit: {prompt} + {output} > {max}, decrease input length or \
+             `max_tokens` and try again; the prompt leaves {} tokens.",
+            max.saturating_sub(*prompt)
+        ),
+        refusal => refusal.to_string(),
+    }
 }

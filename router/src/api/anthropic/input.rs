@@ -6,9 +6,10 @@ use skein_text::formats::tools::{Choice, Function};
 
 use crate::api::answer::single::request::{self, SingleRequest};
 use crate::api::fields::conversation::Conversation;
+use crate::api::fields::effort;
 use crate::api::fields::object::{Fields, wrong};
 use crate::api::fields::tools::{self, Chosen, Offered, function_of, offered};
-use crate::config::RouterConfig;
+use crate::app::App;
 use crate::refusal::Refusal;
 
 /// Reads the fields of a body; `only_counted` for count_tokens. Also returns whether the answer includes its
@@ -20,29 +21,31 @@ pub fn parse(
     mut fields: Fields,
     headers: &HeaderMap,
     id: &str,
-    config: &RouterConfig,
+    app: &App,
     only_counted: bool,
 ) -> Result<(SingleRequest, bool), Refusal> {
-    output_format(&mut fields);
+    let config = &app.config;
+    let effort = output_config(&mut fields);
     if let Some(stop) = fields.take("stop_sequences") {
         fields.put("stop", stop);
     }
-    let draft = request::draft(&mut fields, headers, id, config, "max_tokens")?;
+    let mut draft = request::draft(&mut fields, headers, id, config, "max_tokens")?;
+    draft.reasoning_effort = effort::readable(&mut fields, &app.text, "output_config.effort", effort);
     if draft.sampling.max_tokens.is_none() && !only_counted {
         let message = "max_tokens is required: the most tokens of the answer.";
         fields.note(Refusal::invalid("max_tokens", message));
     }
-    let thinks = thinking(&mut fields);
+    let thinking = thinking(&mut fields);
     let mut variables = fields.object("chat_template_kwargs").unwrap_or_default();
     // Different templates use different names.
     for name in ["enable_thinking", "thinking"] {
-        variables.entry(name).or_insert(thinks.into());
+        variables.entry(name).or_insert(thinking.is_on.into());
     }
     let offered = tools(&mut fields);
     let conversation = conversation(&mut fields);
     fields.take("anthropic_version");
     context_management(&mut fields);
-    Ok((SingleRequest::new(draft, fields, conversation, offered, variables, config)?, thinks))
+    Ok((SingleRequest::new(draft, fields, conversation, offered, variables, config)?, thinking.is_shown))
 }
 
 /// Edits with which a client wants its prompt shortened. They are ignored: the template decides how much of
@@ -55,17 +58,25 @@ fn context_management(fields: &mut Fields) {
     }
 }
 
-/// Reads `output_format`, or `format` in `output_config`: a JSON schema.
-fn output_format(fields: &mut Fields) {
+/// Reads `output_config`, or the older `output_format`. Returns the amount of reasoning asked for, in
+/// OpenAI's words, which templates know.
+fn output_config(fields: &mut Fields) -> Option<String> {
     let mut config = fields.object("output_config").unwrap_or_default();
     let effort = config.shift_remove("effort");
-    if let Some(effort) = effort.filter(|effort| !effort.is_null()) {
-        // A hint for Anthropic's models only.
-        fields.leave(format!("output_config.effort={}", effort.as_str().unwrap_or_default()));
-    }
+    let effort = effort.as_ref().and_then(Value::as_str).map(|effort| match effort {
+        "xhigh" | "max" => "high".to_owned(),
+        effort => effort.to_owned(),
+    });
     let format = config.shift_remove("format").or_else(|| fields.take("output_format"));
     config.into_iter().for_each(|(name, _)| fields.leave(format!("output_config.{name}")));
-    let Some(format) = format.filter(|format| !format.is_null()) else { return };
+    if let Some(format) = format.filter(|format| !format.is_null()) {
+        output_format(fields, &format);
+    }
+    effort
+}
+
+/// Reads the format of the answer: a JSON schema.
+fn output_format(fields: &mut Fields, format: &Value) {
     if format["type"] != "json_schema" {
         let message = "output_format.type must be `json_schema`.";
         fields.note(Refusal::invalid("output_format", message));
@@ -75,17 +86,34 @@ fn output_format(fields: &mut Fields) {
     fields.put("response_format", json!({"type": "json_schema", "json_schema": {"schema": schema}}));
 }
 
-/// Whether the model should reason. The default is no, as at Anthropic.
-fn thinking(fields: &mut Fields) -> bool {
-    let Some(thinking) = fields.object("thinking") else { return false };
+/// What `thinking` asks for.
+struct Thinking {
+    /// Whether the model should reason.
+    is_on: bool,
+    /// Whether the answer includes the reasoning.
+    is_shown: bool,
+}
+
+/// Reads `thinking`. The default is not to reason, as at Anthropic.
+fn thinking(fields: &mut Fields) -> Thinking {
+    let off = Thinking { is_on: false, is_shown: false };
+    let Some(thinking) = fields.object("thinking") else { return off };
     match thinking.get("type").and_then(Value::as_str) {
         // The token budget is ignored: `max_tokens` limits the whole answer.
-        Some("enabled" | "adaptive") => true,
-        Some("disabled") => false,
+        Some("enabled" | "adaptive") => {
+            let is_omitted = thinking.get("display").is_some_and(|display| display == "omitted");
+            Thinking { is_on: true, is_shown: !is_omitted }
+        }
+        // Templates have no switch for reasoning between calls alone.
+        Some("between_tools") => {
+            fields.leave("thinking.type=between_tools".to_owned());
+            off
+        }
+        Some("disabled") => off,
         _ => {
-            let message = "thinking.type must be `enabled`, `adaptive` or `disabled`.";
+            let message = "thinking.type must be `enabled`, `adaptive`, `between_tools` or `disabled`.";
             fields.note(Refusal::invalid("thinking", message));
-            false
+            off
         }
     }
 }
@@ -103,6 +131,15 @@ fn server_tool(tool: &Value) -> Option<String> {
 
 fn tools(fields: &mut Fields) -> Offered {
     let mut list: Vec<(usize, Value)> = tools::list(fields).into_iter().enumerate().collect();
+    // An answer without any of them would be taken for what they found.
+    if let Some((_, tool)) = list.first().filter(|_| list.iter().all(|(_, tool)| server_tool(tool).is_some()))
+    {
+        let kind: String = tool["type"].as_str().unwrap_or_default().escape_default().take(60).collect();
+        let message = format!(
+            "tools[0].type `{kind}` is a tool that Anthropic's servers run, and no other is offered; this server runs none."
+        );
+        fields.note(Refusal::invalid("tools", message));
+    }
     list.retain(|(_, tool)| server_tool(tool).map(|name| fields.leave(name)).is_none());
     let choice = fields.object("tool_choice").unwrap_or_default();
     let parallel = !choice.get("disable_parallel_tool_use").is_some_and(|flag| *flag == true);
@@ -202,6 +239,61 @@ fn texts(content: &Value) -> Option<Vec<&str>> {
     }
 }
 
+/// Content of a tool's result that is no text.
+enum Unread {
+    /// Neither a string nor a list.
+    Content,
+    /// The block of this number has this type.
+    Block(usize, String),
+}
+
+impl Unread {
+    /// The refusal of the block `number` of the message `at`. It names the place in Anthropic's form:
+    /// claude-code 2.1.332 then sends a picture's description in its place.
+    fn refusal(self, at: usize, number: usize) -> Refusal {
+        let place = format!("messages.{at}.content.{number}.tool_result.content");
+        let message = match self {
+            Self::Content => format!("{place}: it must be a string or a list of blocks."),
+            Self::Block(inner, kind) => format!("{place}.{inner}.{kind}: this model reads text only."),
+        };
+        Refusal::invalid("messages", message)
+    }
+}
+
+/// Text of a block of a tool's result; `None` if it is no text.
+fn text_of_block(block: &Value) -> Option<String> {
+    let text = |name: &str| block[name].as_str();
+    match text("type")? {
+        "text" => text("text").map(str::to_owned),
+        "tool_reference" => text("tool_name").map(|name| format!("The tool {name} is available.")),
+        "search_result" => {
+            let found = texts(&block["content"])?;
+            Some([text("title"), text("source")].into_iter().flatten().chain(found).collect::<Vec<_>>().join("\n"))
+        }
+        "document" if block["source"]["type"] == "text" => block["source"]["data"].as_str().map(str::to_owned),
+        _ => None,
+    }
+}
+
+/// Text of a tool's result. A reference to a tool, which a search for tools returns, becomes its name: all
+/// tools of the request are in the prompt.
+fn result_text(content: &Value) -> Result<String, Unread> {
+    let blocks = match content {
+        Value::String(text) => return Ok(text.clone()),
+        Value::Null => return Ok(String::new()),
+        Value::Array(blocks) => blocks,
+        _ => return Err(Unread::Content),
+    };
+    let text = |(inner, block): (usize, &Value)| {
+        text_of_block(block).ok_or_else(|| {
+            let kind = block["type"].as_str().unwrap_or("block");
+            Unread::Block(inner, kind.escape_default().take(40).collect())
+        })
+    };
+    let texts: Vec<String> = blocks.iter().enumerate().map(text).collect::<Result<_, _>>()?;
+    Ok(texts.join("\n"))
+}
+
 fn add(conversation: &mut Conversation, at: usize, message: &Value) -> Result<(), Refusal> {
     let refuse = |what: &str| Err(Refusal::invalid("messages", format!("messages[{at}]{what}")));
     let role = message["role"].as_str().unwrap_or_default();
@@ -228,12 +320,12 @@ fn add(conversation: &mut Conversation, at: usize, message: &Value) -> Result<()
                 conversation.calls(text("id"), text("name"), &arguments);
             }
             ("tool_result", "user") => {
-                let Some(texts) = texts(&block["content"]) else {
-                    return refuse(&format!(
-                        ".content[{number}].content must be text: this model reads text only."
-                    ));
-                };
-                conversation.result(text("tool_use_id"), &texts.join("\n"));
+                let result = result_text(&block["content"]).map_err(|unread| unread.refusal(at, number))?;
+                conversation.result(text("tool_use_id"), &result);
+            }
+            (kind @ ("image" | "document"), "user") => {
+                let place = format!("messages.{at}.content.{number}.{kind}");
+                return Err(Refusal::invalid("messages", format!("{place}: this model reads text only.")));
             }
             (kind, _) => {
                 let kind: String = kind.escape_default().take(40).collect();

@@ -20,7 +20,6 @@ use super::answer::single::request::SingleRequest;
 use super::fields::object::Fields;
 use super::http::request_id::RequestId;
 use crate::app::{App, work_bytes};
-use crate::config::RouterConfig;
 use crate::refusal::Refusal;
 use crate::request::Draft;
 use crate::request::tenant::Tenant;
@@ -32,13 +31,8 @@ pub fn routes() -> Router<App> {
 }
 
 /// Converts a body into drafts.
-pub fn drafts(
-    fields: Fields,
-    headers: &HeaderMap,
-    id: &str,
-    config: &RouterConfig,
-) -> Result<Vec<Draft>, Refusal> {
-    input::parse(fields, headers, id, config, false).map(|(asked, _)| vec![asked.draft])
+pub fn drafts(fields: Fields, headers: &HeaderMap, id: &str, app: &App) -> Result<Vec<Draft>, Refusal> {
+    input::parse(fields, headers, id, app, false).map(|(asked, _)| vec![asked.draft])
 }
 
 async fn create(
@@ -67,7 +61,7 @@ fn in_own_words(refusal: Refusal) -> Refusal {
 async fn answered(app: &App, id: &str, tenant: &Tenant, request: Request) -> Result<Response, Refusal> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, app).await.inspect_err(|refusal| refusal.log(id))?;
-    let asked = input::parse(fields, &headers, id, &app.config, false);
+    let asked = input::parse(fields, &headers, id, app, false);
     let (asked, thinks) = asked.inspect_err(|refusal| refusal.log(id))?;
     let output = Message::new(
         asked.draft.request_id.as_deref().unwrap_or_default(),
@@ -88,7 +82,7 @@ async fn count_tokens(
 async fn counted(app: App, id: &str, request: Request) -> Result<Value, Refusal> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, &app).await?;
-    let (SingleRequest { draft, .. }, _) = input::parse(fields, &headers, id, &app.config, true)?;
+    let (SingleRequest { draft, .. }, _) = input::parse(fields, &headers, id, &app, true)?;
     app.check_model(draft.model.as_deref())?;
     let most = most_to_tokenize(&app.fleet.model_limits()?);
     let text = app.text.clone();

@@ -35,6 +35,6 @@ pub async fn draft(
         _ => return Ok(None),
     };
     let fields = Fields::of_other(headers, body, app).await?;
-    let drafts = drafts(fields, headers, &Uuid::now_v7().to_string(), &app.config)?;
+    let drafts = drafts(fields, headers, &Uuid::now_v7().to_string(), app)?;
     Ok(drafts.into_iter().next())
 }

@@ -3,6 +3,7 @@
 
 pub mod constraint;
 pub mod conversation;
+pub mod effort;
 pub mod field;
 pub mod object;
 pub mod sampling;

@@ -8,7 +8,7 @@ use skein_proto::sampling::SamplingOptions;
 
 use super::constraint;
 use super::object::{Fields, wrong};
-use crate::api::answer::progress::Progress;
+use crate::api::answer::progress::{Progress, Resuming};
 use crate::api::http::request_id::{RequestRef, X_REQUEST_ID, identify};
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
@@ -27,8 +27,8 @@ pub struct Wants {
     pub return_token_ids: bool,
     /// Write tokens in log-probabilities as `token_id:7` instead of text.
     pub tokens_as_ids: bool,
-    /// How much of the stream the client has, from `Last-Event-ID`.
-    pub had: Option<Progress>,
+    /// What the client has of the stream, and whether it may ask for more.
+    pub resuming: Resuming,
 }
 
 /// Header in which an endpoint picker names the worker it has chosen.
@@ -74,8 +74,8 @@ pub fn draft(
     headers: &HeaderMap,
     request_id: &str,
     config: &RouterConfig,
-) -> Result<(Draft, Option<Progress>), Refusal> {
-    let RequestRef { id, had } = identify(headers, fields.string("request_id"), request_id)?;
+) -> Result<(Draft, Resuming), Refusal> {
+    let RequestRef { id, had, may_return } = identify(headers, fields.string("request_id"), request_id)?;
     if let Some(given) = headers.get(X_REQUEST_ID) {
         tracing::info!(request = id, x_request_id = ?given, "client sent its own X-Request-Id");
     }
@@ -92,7 +92,7 @@ pub fn draft(
         picked_worker: if config.follow_picks { picked_worker(headers) } else { None },
         ..Draft::default()
     };
-    Ok((draft, had))
+    Ok((draft, Resuming { had, wants_ids: may_return }))
 }
 
 /// Worker chosen by an endpoint picker. A value that is not a worker's name is ignored.
@@ -127,9 +127,9 @@ pub fn truncation(fields: &mut Fields) -> Option<Truncation> {
 }
 
 /// Takes `stream` and the fields that control the stream.
-pub fn wants(fields: &mut Fields, sampling: &SamplingOptions, had: Option<Progress>) -> Wants {
+pub fn wants(fields: &mut Fields, sampling: &SamplingOptions, resuming: Resuming) -> Wants {
     let stream = fields.bool("stream");
-    if had.is_some() && !stream {
+    if resuming.had.is_some() && !stream {
         let message = "Last-Event-ID is allowed only with stream: true.";
         fields.note(Refusal::invalid("Last-Event-ID", message));
     }
@@ -144,7 +144,7 @@ pub fn wants(fields: &mut Fields, sampling: &SamplingOptions, had: Option<Progre
         continuous_usage,
         return_token_ids: fields.bool("return_token_ids"),
         tokens_as_ids: fields.bool("return_tokens_as_token_ids"),
-        had,
+        resuming,
     }
 }
 

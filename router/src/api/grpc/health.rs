@@ -42,11 +42,9 @@ impl Health for HealthService {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
-        match request.get_ref().service.as_str() {
-            "liveness" => Ok(Response::new(answer(ServingStatus::Serving))),
-            service if SERVICES.contains(&service) => Ok(Response::new(answer(serving(&self.app)))),
-            _ => Err(Status::not_found("service not registered")),
-        }
+        let status = status_of(&self.app, &request.get_ref().service);
+        let status = status.ok_or_else(|| Status::not_found("service not registered"))?;
+        Ok(Response::new(answer(status)))
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
@@ -55,12 +53,11 @@ impl Health for HealthService {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let known = SERVICES.contains(&request.get_ref().service.as_str());
-        let app = self.app.clone();
+        let (app, service) = (self.app.clone(), request.into_inner().service);
         Ok(Response::new(Box::pin(async_stream::stream! {
             let mut last = None;
             loop {
-                let now = if known { serving(&app) } else { ServingStatus::ServiceUnknown };
+                let now = status_of(&app, &service).unwrap_or(ServingStatus::ServiceUnknown);
                 if last.replace(now) != Some(now) {
                     yield Ok(answer(now));
                 }
@@ -70,8 +67,14 @@ impl Health for HealthService {
     }
 }
 
-fn serving(app: &App) -> ServingStatus {
-    if app.ready().is_ok() { ServingStatus::Serving } else { ServingStatus::NotServing }
+/// Status of a service; `None` if there is no such service.
+fn status_of(app: &App, service: &str) -> Option<ServingStatus> {
+    match service {
+        "liveness" => Some(ServingStatus::Serving),
+        service if SERVICES.contains(&service) && app.ready().is_ok() => Some(ServingStatus::Serving),
+        service if SERVICES.contains(&service) => Some(ServingStatus::NotServing),
+        _ => None,
+    }
 }
 
 fn answer(status: ServingStatus) -> HealthCheckResponse {

@@ -9,6 +9,7 @@ use axum::body::Body;
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use http::Request;
+use tonic::codec::CompressionEncoding;
 use tonic::server::NamedService;
 use tower::Service;
 
@@ -43,9 +44,13 @@ const MALFORMED: [&str; 4] = [
 /// If the descriptors for reflection cannot be decoded: a broken build.
 pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
     let inference = InferenceServer::new(InferenceService::new(app.clone()))
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Deflate)
         .max_decoding_message_size(app.config.limits.body_bytes)
         .max_encoding_message_size(MAX_ENCODED_BYTES);
     let kserve = GrpcInferenceServiceServer::new(KserveService::new(app.clone()))
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Deflate)
         .max_decoding_message_size(app.config.limits.body_bytes)
         .max_encoding_message_size(MAX_ENCODED_BYTES);
     let reflection = || {

@@ -9,8 +9,9 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 const PREFLIGHT_AGE: Duration = Duration::from_secs(3600);
 
 /// Response headers that pages may read, beyond those that browsers always expose.
-const EXPOSED: [HeaderName; 6] = [
+const EXPOSED: [HeaderName; 7] = [
     HeaderName::from_static("x-request-id"),
+    HeaderName::from_static("request-id"),
     HeaderName::from_static("x-ignored-params"),
     HeaderName::from_static("x-skein-receipt"),
     HeaderName::from_static("x-should-retry"),

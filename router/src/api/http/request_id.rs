@@ -2,7 +2,7 @@
 //! given), else the id in `Last-Event-ID`, else a generated one. A POST with the id of a running stream joins
 //! that stream.
 //!
-//! Every answer has `X-Request-Id`: the client's value, else the id. The header names a trace, which many
+//! Every answer has `X-Request-Id`, on Anthropic's paths also `Request-Id`: the client's value, else the id. The header names a trace, which many
 //! calls may share, so it never serves as the id: different calls must not be merged.
 
 use axum::extract::Request;
@@ -17,6 +17,8 @@ use crate::validate::is_request_id;
 
 /// Header that carries the trace name, in both directions.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Its name in Anthropic's API.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
@@ -31,6 +33,10 @@ pub struct RequestRef {
     pub id: String,
     /// How much of the stream the client has, from `Last-Event-ID`.
     pub had: Option<Progress>,
+    /// Whether the client may come back to this request: it named it, or sent `Last-Event-ID`, empty or not.
+    /// Only then do events have ids: genai-perf 0.0.16 takes an event with an id for empty, and litellm
+    /// 1.110.2 loses the usage behind one.
+    pub may_return: bool,
 }
 
 /// Determines the request to which a call refers: `in_body` is the body's `request_id`, `drawn` the generated
@@ -54,15 +60,16 @@ pub fn identify(headers: &HeaderMap, in_body: Option<String>, drawn: &str) -> Re
     let named = in_body.or_else(|| key.map(str::to_owned));
     // A browser that has not yet received an id sends an empty header.
     let last = text(headers, &LAST_EVENT_ID, "Last-Event-ID")?.filter(|id| !id.is_empty());
+    let may_return = named.is_some() || headers.contains_key(&LAST_EVENT_ID);
     let Some((id, had)) = last.map(Progress::parse).transpose()? else {
-        return Ok(RequestRef { id: named.unwrap_or_else(|| drawn.to_owned()), had: None });
+        return Ok(RequestRef { id: named.unwrap_or_else(|| drawn.to_owned()), had: None, may_return });
     };
     if named.is_some_and(|named| named != id) {
         let message = "Last-Event-ID belongs to a different request than request_id or Idempotency-Key; \
                        send the same id, or Last-Event-ID alone.";
         return Err(Refusal::invalid("Last-Event-ID", message));
     }
-    Ok(RequestRef { id, had: Some(had) })
+    Ok(RequestRef { id, had: Some(had), may_return })
 }
 
 fn text<'a>(
@@ -81,6 +88,7 @@ fn text<'a>(
 /// set it.
 pub async fn name(mut request: Request, next: Next) -> Response {
     let is_name = |value: &HeaderValue| value.to_str().is_ok_and(is_request_id);
+    let is_anthropics = request.uri().path().contains("/v1/messages");
     let given = request.headers().get(X_REQUEST_ID).filter(|value| is_name(value)).cloned();
     let id = Uuid::now_v7().to_string();
     request.extensions_mut().insert(RequestId(id.clone()));
@@ -88,6 +96,9 @@ pub async fn name(mut request: Request, next: Next) -> Response {
     // The handler sets the id that it used; the client's value takes precedence.
     let by_handler = response.headers().get(X_REQUEST_ID).cloned();
     if let Some(name) = given.or(by_handler).or_else(|| HeaderValue::from_str(&id).ok()) {
+        if is_anthropics {
+            response.headers_mut().insert(REQUEST_ID, name.clone());
+        }
         response.headers_mut().insert(X_REQUEST_ID, name);
     }
     response

@@ -170,8 +170,20 @@ pub fn in_stream(mut response: ModelInferResponse, is_last: bool) -> ModelStream
     ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
 }
 
-/// The end of the request `id` in a stream whose other requests go on.
-pub fn failed(id: String, refusal: &Refusal) -> ModelStreamInferResponse {
-    let response = in_stream(ModelInferResponse { id, ..ModelInferResponse::default() }, true);
+/// A request of a stream, as its responses name it.
+#[derive(Debug, Clone)]
+pub struct Named {
+    /// The client's id of the request.
+    pub id: String,
+    /// The model's name in the request.
+    pub model: String,
+}
+
+/// The end of a request in a stream whose other requests go on.
+pub fn failed(request: Named, refusal: &Refusal) -> ModelStreamInferResponse {
+    let Named { id, model: model_name } = request;
+    let model_version = VERSION.to_owned();
+    let response = ModelInferResponse { id, model_name, model_version, ..ModelInferResponse::default() };
+    let response = in_stream(response, true);
     ModelStreamInferResponse { error_message: refusal.to_string(), ..response }
 }

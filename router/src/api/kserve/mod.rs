@@ -28,7 +28,7 @@ use skein_proto::inference::{
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
-use self::answer::{Answer, failed, in_stream};
+use self::answer::{Answer, Named, failed, in_stream};
 use self::call::{Call, check_version};
 use super::grpc::status::status;
 use super::skein::convert;
@@ -212,25 +212,25 @@ fn responses(
     request: ModelInferRequest,
 ) -> impl Stream<Item = Result<ModelStreamInferResponse, Status>> + Send {
     async_stream::stream! {
-        let id = request.id.clone();
+        let named = Named { id: request.id.clone(), model: request.model_name.clone() };
         let mut answer = match started(&app, &caller, request).await {
             Ok(answer) => answer,
             Err(refusal) => {
-                yield ended(&caller, id, &refusal);
+                yield ended(&caller, named, &refusal);
                 return;
             }
         };
         if !answer.streams() {
             yield match answer.whole().await {
                 Ok(response) => Ok(in_stream(response, true)),
-                Err(refusal) => ended(&caller, id, &refusal),
+                Err(refusal) => ended(&caller, named, &refusal),
             };
             return;
         }
         while let Some(response) = answer.next().await {
             match response {
                 Ok(response) => yield Ok(response),
-                Err(refusal) => yield ended(&caller, id.clone(), &refusal),
+                Err(refusal) => yield ended(&caller, named.clone(), &refusal),
             }
         }
     }
@@ -246,7 +246,7 @@ async fn started(app: &App, caller: &Caller, request: ModelInferRequest) -> Resu
     Ok(Answer::new(app, started, form))
 }
 
-/// The failure of the request `id`, in the form that the client of the stream chose.
-fn ended(caller: &Caller, id: String, refusal: &Refusal) -> Result<ModelStreamInferResponse, Status> {
-    if caller.is_strict { Err(status(refusal)) } else { Ok(failed(id, refusal)) }
+/// The failure of a request, in the form that the client of the stream chose.
+fn ended(caller: &Caller, request: Named, refusal: &Refusal) -> Result<ModelStreamInferResponse, Status> {
+    if caller.is_strict { Err(status(refusal)) } else { Ok(failed(request, refusal)) }
 }

@@ -13,6 +13,7 @@ use skein_proto::inference::{
     InferTensorContents, ModelConfigRequest, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
     ModelReadyRequest, ModelStreamInferResponse, ServerLiveRequest, ServerReadyRequest,
 };
+use tonic::codec::CompressionEncoding;
 use tonic::transport::Channel;
 use tonic::{Code, Request};
 
@@ -265,4 +266,32 @@ async fn server_and_model_describe_themselves() {
     let mut client = GrpcInferenceServiceClient::new(channel);
     assert!(!client.server_ready(ServerReadyRequest {}).await.unwrap().into_inner().ready);
     assert!(client.server_live(ServerLiveRequest {}).await.unwrap().into_inner().live);
+}
+
+#[tokio::test]
+async fn a_failed_request_of_a_stream_names_its_model_as_tritons_does() {
+    let (channel, _stop) = connect(testing::app(two_words())).await;
+    let wrong = ModelInferRequest { model_name: "other".to_owned(), ..request("9", []) };
+    let all = streamed(channel, vec![wrong]).await.unwrap();
+    let [ModelStreamInferResponse { error_message, infer_response: Some(response) }] = &all[..] else {
+        panic!("{all:?}");
+    };
+    assert!(error_message.contains("other"), "{error_message}");
+    assert_eq!([&response.id, &response.model_name, &response.model_version], ["9", "other", "1"]);
+}
+
+#[tokio::test]
+async fn compressed_requests_are_read_within_the_limit_of_plain_ones() {
+    let app = testing::app(two_words());
+    let limit = app.config.limits.body_bytes;
+    let (channel, _stop) = connect(app).await;
+    for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
+        let mut client = GrpcInferenceServiceClient::new(channel.clone()).send_compressed(encoding);
+        let answer = client.model_infer(request("7", [])).await.unwrap().into_inner();
+        assert_eq!(texts(&answer, "text_output"), ["xyabc"], "{encoding:?}");
+        // A few kilobytes on the wire.
+        let long = request("7", [text("stop_words", &"a".repeat(limit + 1))]);
+        let refused = client.model_infer(long).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+    }
 }

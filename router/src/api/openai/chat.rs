@@ -17,6 +17,7 @@ use crate::api::answer::choices::{CallIds, Choices, Message, chat_delta};
 use crate::api::answer::events::{ResumableEvents, SseEvent};
 use crate::api::answer::logprobs::{self, Names};
 use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
+use crate::api::fields::effort;
 use crate::api::fields::object::{Fields, wrong};
 use crate::api::fields::sampling::{self, Wants};
 use crate::api::fields::tools::{self, Offered};
@@ -24,7 +25,7 @@ use crate::api::fields::unserved::take_unserved;
 use crate::api::http::request_id::RequestId;
 use crate::api::http::sse;
 use crate::app::App;
-use crate::config::{RequestLimits, RouterConfig};
+use crate::config::RequestLimits;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt};
@@ -40,12 +41,12 @@ pub async fn create(
     let headers = request.headers().clone();
     let fields = Fields::read(request, &app).await.inspect_err(|refusal| refusal.log(&id))?;
     let (call, draft) =
-        GenerationCall::parse(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
+        GenerationCall::parse(fields, &headers, &id, &app).inspect_err(|refusal| refusal.log(&id))?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
     let mut merged = CallStream::start(&app, &tenant, vec![draft]).await?;
     let answer = Answer::new(app, call, &merged);
     let response = if wants.stream {
-        let outgoing = ResumableEvents::new(&id, answer.choices(&merged), wants.had);
+        let outgoing = ResumableEvents::new(&id, wants.resuming, answer.choices(&merged));
         let mut seen = outgoing.clone();
         merged.wait_for(|_, delta| seen.is_new(delta.sample_index as usize, delta)).await?;
         sse::response::<OpenAi>(answer.chunks(merged, outgoing))
@@ -56,13 +57,8 @@ pub async fn create(
 }
 
 /// Converts a body into drafts.
-pub fn drafts(
-    fields: Fields,
-    headers: &HeaderMap,
-    id: &str,
-    config: &RouterConfig,
-) -> Result<Vec<Draft>, Refusal> {
-    GenerationCall::parse(fields, headers, id, config).map(|(_, draft)| vec![draft])
+pub fn drafts(fields: Fields, headers: &HeaderMap, id: &str, app: &App) -> Result<Vec<Draft>, Refusal> {
+    GenerationCall::parse(fields, headers, id, app).map(|(_, draft)| vec![draft])
 }
 
 /// Takes `messages`, the tools, and the fields that control how the chat template renders them.
@@ -123,23 +119,21 @@ struct GenerationCall {
 }
 
 impl GenerationCall {
-    fn parse(
-        mut fields: Fields,
-        headers: &HeaderMap,
-        id: &str,
-        config: &RouterConfig,
-    ) -> Result<(Self, Draft), Refusal> {
-        let (mut draft, had) = sampling::draft(&mut fields, headers, id, config)?;
+    fn parse(mut fields: Fields, headers: &HeaderMap, id: &str, app: &App) -> Result<(Self, Draft), Refusal> {
+        let config = &app.config;
+        let (mut draft, resuming) = sampling::draft(&mut fields, headers, id, config)?;
         draft.sampling = sampling::sampling(&mut fields);
-        let choices = sampling::check_choices(had.as_ref(), 1, draft.sampling.n);
+        let choices = sampling::check_choices(resuming.had.as_ref(), 1, draft.sampling.n);
         fields.value_of(choices);
-        draft.version = had.as_ref().map_or(Version::UNKNOWN, |had| had.version_of(0..had.versions.len()));
-        let wants = sampling::wants(&mut fields, &draft.sampling, had);
+        let version = resuming.had.as_ref().map(|had| had.version_of(0..had.versions.len()));
+        draft.version = version.unwrap_or(Version::UNKNOWN);
+        let wants = sampling::wants(&mut fields, &draft.sampling, resuming);
         let older = fields.i64("max_tokens");
         draft.sampling.max_tokens = fields.i64("max_completion_tokens").or(older);
         draft.sampling.logprobs = logprobs_wanted(&mut fields, &config.limits);
         (draft.prompt, draft.tools) = chat_prompt(&mut fields);
-        draft.reasoning_effort = fields.string("reasoning_effort");
+        let effort = fields.string("reasoning_effort");
+        draft.reasoning_effort = effort::readable(&mut fields, &app.text, "reasoning_effort", effort);
         let include_reasoning = fields.optional_bool("include_reasoning").unwrap_or(true);
         take_unserved(&mut fields);
         let call = Self {

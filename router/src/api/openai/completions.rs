@@ -44,7 +44,7 @@ pub async fn create(
     let mut merged = CallStream::start(&app, &tenant, drafts).await?;
     let answer = Answer::new(app, call, &merged);
     let response = if wants.stream {
-        let outgoing = ResumableEvents::new(&id, answer.choices.len(), wants.had);
+        let outgoing = ResumableEvents::new(&id, wants.resuming, answer.choices.len());
         let (mut seen, n) = (outgoing.clone(), answer.n);
         merged.wait_for(|at, delta| seen.is_new(at * n + delta.sample_index as usize, delta)).await?;
         sse::response::<OpenAi>(answer.chunks(merged, outgoing))
@@ -55,13 +55,8 @@ pub async fn create(
 }
 
 /// Converts a body into drafts, one per prompt.
-pub fn drafts(
-    fields: Fields,
-    headers: &HeaderMap,
-    id: &str,
-    config: &RouterConfig,
-) -> Result<Vec<Draft>, Refusal> {
-    GenerationCall::parse(fields, headers, id, config).map(|(_, drafts)| drafts)
+pub fn drafts(fields: Fields, headers: &HeaderMap, id: &str, app: &App) -> Result<Vec<Draft>, Refusal> {
+    GenerationCall::parse(fields, headers, id, &app.config).map(|(_, drafts)| drafts)
 }
 
 /// Request state that is not part of its drafts.
@@ -86,9 +81,9 @@ impl GenerationCall {
         id: &str,
         config: &RouterConfig,
     ) -> Result<(Self, Vec<Draft>), Refusal> {
-        let (mut base, had) = sampling::draft(&mut fields, headers, id, config)?;
+        let (mut base, resuming) = sampling::draft(&mut fields, headers, id, config)?;
         let mut sampling = sampling::sampling(&mut fields);
-        let wants = sampling::wants(&mut fields, &sampling, had);
+        let wants = sampling::wants(&mut fields, &sampling, resuming);
         let prompt_logprobs = sampling.prompt_logprobs.is_some();
         let echo = fields.bool("echo");
         sampling.max_tokens = fields.i64("max_tokens");
@@ -103,7 +98,7 @@ impl GenerationCall {
         let prompts = prompts(fields.take_field("prompt"), most_prompts(config));
         let prompts = fields.value_of(prompts);
         if !prompts.is_empty() {
-            let choices = sampling::check_choices(wants.had.as_ref(), prompts.len(), sampling.n);
+            let choices = sampling::check_choices(wants.resuming.had.as_ref(), prompts.len(), sampling.n);
             fields.value_of(choices);
         }
         fields.value_of(check_count(prompts.len(), sampling.n, config.limits.choices));
@@ -111,7 +106,7 @@ impl GenerationCall {
         take_unserved(&mut fields);
 
         let id = base.request_id.take().unwrap_or_default();
-        let begun_on = begun_on(wants.had.as_ref(), prompts.len());
+        let begun_on = begun_on(wants.resuming.had.as_ref(), prompts.len());
         let call = Self {
             wants,
             echo,

@@ -203,3 +203,93 @@ async fn claude_code_is_taken_with_all_its_fields() {
         ask(&app("x", 1).0, "/v1/messages/count_tokens", &claude_code(json!({"stream": null}))).await;
     assert!(counted.json()["input_tokens"].as_u64().unwrap() > 10, "{}", counted.body);
 }
+
+#[tokio::test]
+async fn claude_code_gets_the_sentences_that_it_reads() {
+    // The prompt has 3 tokens, the model 64.
+    let long = ask(&app("x", 1).0, MESSAGES, &message(json!({"max_tokens": 32000}))).await;
+    let error = long.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert_eq!((long.status, long.json()["error"]["type"].as_str()), (400, Some("invalid_request_error")));
+    let (sums, limit) = error.split_once(" > ").expect(&error);
+    assert!(sums.starts_with("input length and `max_tokens` exceed context limit: "), "{error}");
+    assert!(sums.ends_with(" + 32000") && limit.starts_with(char::is_numeric), "{error}");
+    let results = |content: Value| {
+        let messages = json!([
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "Read", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": content}]}]);
+        claude_code(json!({"messages": messages}))
+    };
+    let picture =
+        json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}});
+    let refused =
+        reached(MESSAGES, results(json!([{"type": "text", "text": "a"}, picture]))).await.unwrap_err();
+    let place = "messages.2.content.0.tool_result.content.1.image: this model reads text only.";
+    assert!(refused.contains(place), "{refused}");
+    let own = json!({"messages": [{"role": "user", "content": [picture]}]});
+    let refused = reached(MESSAGES, claude_code(own)).await.unwrap_err();
+    assert!(refused.contains("messages.0.content.0.image: this model reads text only."), "{refused}");
+    let found = json!([{"type": "tool_reference", "tool_name": "WebFetch"}]);
+    let (prompt, _) = reached(MESSAGES, results(found)).await.unwrap();
+    assert!(prompt.contains("<|user|>The tool WebFetch is available.<|end|>"), "{prompt}");
+}
+
+#[tokio::test]
+async fn a_search_that_no_server_runs_is_refused_and_not_answered_from_memory() {
+    let search = json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 8});
+    let refused = reached(MESSAGES, message(json!({"tools": [search]}))).await.unwrap_err();
+    assert!(refused.contains("`web_search_20250305` is a tool that Anthropic's servers run"), "{refused}");
+    let beside = json!({"tools": [search, {"name": "Read", "input_schema": {"type": "object"}}]});
+    let answer = ask(&app("x", 1).0, MESSAGES, &message(beside)).await;
+    assert_eq!((answer.status, answer.header("x-ignored-params")), (200, "tools.web_search_20250305"));
+}
+
+#[tokio::test]
+async fn codex_goes_on_after_it_has_seen_a_picture() {
+    let input = json!([
+        {"type": "message", "role": "developer", "content": "d"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "q"}]},
+        {"type": "function_call", "call_id": "c1", "name": "view_image", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": [
+            {"type": "input_text", "text": "a.png"}, {"type": "input_image", "image_url": "data:image/png;base64,iVBO"}]}]);
+    let (prompt, _) = reached(RESPONSES, json!({"input": input})).await.unwrap();
+    assert!(prompt.contains("a.png\n[input_image: this model reads text only]"), "{prompt}");
+    let own = json!([{"role": "developer", "content": "d"}, {"role": "developer", "content": "e"},
+        {"role": "user", "content": [{"type": "input_text", "text": "q"}, {"type": "input_image", "image_url": "x"}]}]);
+    let refused = reached(RESPONSES, json!({"input": own})).await.unwrap_err();
+    assert!(
+        refused.contains("input[2].content[1] is `input_image`: this model reads text only."),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn errors_have_the_names_of_the_api() {
+    let long =
+        ask(&app("x", 1).0, RESPONSES, &json!({"input": "q", "max_output_tokens": 32000})).await.json();
+    assert_eq!(
+        (&long["error"]["param"], &long["error"]["code"]),
+        (&json!("max_output_tokens"), &json!("context_length_exceeded"))
+    );
+    assert!(
+        long["error"]["message"].as_str().unwrap().starts_with("max_output_tokens is too large: 32000."),
+        "{long}"
+    );
+    let schema = json!({"type": "json_schema", "name": "s", "strict": true, "schema": {"type": "object", "properties": {"a": {"uniqueItems": true}}}});
+    let refused =
+        ask(&app("x", 1).0, RESPONSES, &json!({"input": "q", "text": {"format": schema}})).await.json();
+    let error = refused["error"]["message"].as_str().unwrap();
+    assert!(error.contains("text.format") && !error.contains("response_format"), "{error}");
+}
+
+#[tokio::test]
+async fn an_effort_that_the_template_does_not_read_is_listed_and_not_refused() {
+    for (path, body, name) in [
+        (CHAT, chat(json!({"reasoning_effort": "high"})), "reasoning_effort=high"),
+        (RESPONSES, json!({"input": "q", "reasoning": {"effort": "low"}}), "reasoning.effort=low"),
+        (MESSAGES, message(json!({"output_config": {"effort": "max"}})), "output_config.effort=high"),
+    ] {
+        let answer = ask(&app("x", 1).0, path, &body).await;
+        assert_eq!((answer.status, answer.header("x-ignored-params")), (200, name), "{}", answer.body);
+    }
+}

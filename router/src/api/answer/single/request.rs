@@ -35,8 +35,8 @@ pub fn draft(
     config: &RouterConfig,
     max_tokens: &'static str,
 ) -> Result<Draft, Refusal> {
-    let (mut draft, had) = sampling::draft(fields, headers, id, config)?;
-    sampling::refuse_resume(fields, had.as_ref());
+    let (mut draft, resuming) = sampling::draft(fields, headers, id, config)?;
+    sampling::refuse_resume(fields, resuming.had.as_ref());
     draft.sampling = sampling::sampling(fields);
     draft.sampling.max_tokens = fields.i64(max_tokens);
     Ok(draft)

@@ -6,8 +6,10 @@ use serde_json::{Map, Value, json};
 use super::tools::{Faces, arguments_of, qualified, tools};
 use crate::api::answer::single::request::{self, SingleRequest};
 use crate::api::fields::conversation::Conversation;
+use crate::api::fields::effort;
 use crate::api::fields::object::{Fields, wrong};
-use crate::config::{RequestLimits, RouterConfig};
+use crate::app::App;
+use crate::config::RequestLimits;
 use crate::refusal::Refusal;
 use crate::validate::check_logprobs;
 
@@ -29,12 +31,8 @@ impl Parsed {
     ///
     /// # Errors
     /// All faults of the body in one refusal.
-    pub fn of(
-        mut fields: Fields,
-        headers: &HeaderMap,
-        id: &str,
-        config: &RouterConfig,
-    ) -> Result<Self, Refusal> {
+    pub fn of(mut fields: Fields, headers: &HeaderMap, id: &str, app: &App) -> Result<Self, Refusal> {
+        let config = &app.config;
         refuse_state(&mut fields);
         let logprobs = logprobs(&mut fields, &config.limits);
         let mut echo = Map::new();
@@ -52,7 +50,8 @@ impl Parsed {
             echo.insert(name.to_owned(), value);
         }
         draft.sampling.logprobs = logprobs;
-        draft.reasoning_effort = effort(&mut fields);
+        let effort = asked_effort(&mut fields);
+        draft.reasoning_effort = effort::readable(&mut fields, &app.text, "reasoning.effort", effort);
         echo.insert("reasoning".to_owned(), json!({"effort": draft.reasoning_effort, "summary": null}));
         let (offered, faces) = tools(&mut fields, &mut echo);
         let variables = fields.object("chat_template_kwargs").unwrap_or_default();
@@ -123,7 +122,7 @@ fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
     text.into_iter().for_each(|(name, _)| fields.leave(format!("text.{name}")));
 }
 
-fn effort(fields: &mut Fields) -> Option<String> {
+fn asked_effort(fields: &mut Fields) -> Option<String> {
     let mut reasoning = fields.object("reasoning")?;
     // No model summarises here; the answer contains the full reasoning.
     reasoning.shift_remove("summary");
@@ -170,7 +169,12 @@ fn add(conversation: &mut Conversation, at: usize, item: &Value) -> Result<(), R
                     Some(text) => conversation.assistant_says(&text),
                     None => return refuse(".content must be text.".to_owned()),
                 },
-                role => conversation.says(role, item["content"].clone()),
+                role => {
+                    if let Some(kind) = unread_part(&item["content"]) {
+                        return refuse(format!("{kind}: this model reads text only."));
+                    }
+                    conversation.says(role, item["content"].clone());
+                }
             }
         }
         "function_call" => {
@@ -186,11 +190,12 @@ fn add(conversation: &mut Conversation, at: usize, item: &Value) -> Result<(), R
             if text("name").is_empty() || text("call_id").is_empty() {
                 return refuse(" must have name and call_id.".to_owned());
             }
-            conversation.calls(text("call_id"), text("name"), &arguments_of(text("input")));
+            let name = qualified(item["namespace"].as_str(), text("name"));
+            conversation.calls(text("call_id"), &name, &arguments_of(text("input")));
         }
         "function_call_output" | "custom_tool_call_output" => {
-            let Some(text) = texts(&item["output"]) else {
-                return refuse(".output must be text.".to_owned());
+            let Some(text) = output_text(&item["output"]) else {
+                return refuse(".output must be a string or a list of parts.".to_owned());
             };
             conversation.result(item["call_id"].as_str().unwrap_or_default(), &text);
         }
@@ -204,6 +209,31 @@ fn add(conversation: &mut Conversation, at: usize, item: &Value) -> Result<(), R
         }
     }
     Ok(())
+}
+
+/// Place and type of the first part of a message that is a picture, a file or a sound.
+fn unread_part(content: &Value) -> Option<String> {
+    let parts = content.as_array()?.iter().enumerate();
+    let mut unread = parts.filter_map(|(at, part)| {
+        let kind = part["type"].as_str().filter(|kind| UNREAD.contains(kind))?;
+        Some(format!(".content[{at}] is `{kind}`"))
+    });
+    unread.next()
+}
+
+/// Types of parts that are no text.
+const UNREAD: [&str; 3] = ["input_image", "input_file", "input_audio"];
+
+/// Text of a tool's output. A sentence stands for a picture or a file: Codex 0.171.0 sends what its tool has
+/// read in every later request, so that a refusal would end the session.
+fn output_text(output: &Value) -> Option<String> {
+    let Value::Array(parts) = output else { return texts(output) };
+    let text = |part: &Value| match part["type"].as_str() {
+        Some(kind) if UNREAD.contains(&kind) => Some(format!("[{kind}: this model reads text only]")),
+        _ => part["text"].as_str().map(str::to_owned),
+    };
+    let texts: Option<Vec<String>> = parts.iter().map(text).collect();
+    texts.map(|texts| texts.join("\n"))
 }
 
 /// Text of a string or of a list of text parts; `None` if it contains anything else.
