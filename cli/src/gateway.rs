@@ -47,7 +47,12 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let starting = front::start_with(config, changes, connector);
     let (app, cluster) = front::trace_start(served.name(), starting).await?;
     let url = format!("http://{listen}/v1");
-    tracing::info!(url, model = served.name(), routers = routers.len(), "gateway is listening");
+    tracing::info!(
+        url,
+        model = served.name(),
+        routers = routers.len(),
+        "gateway is listening; to it, each router is a worker"
+    );
     front::say_when_ready(&cluster, served.name(), listen);
     skein_router::serve::serve(listener, app, shutdown.requested()).await.map_err(Failure::other)
 }

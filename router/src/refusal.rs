@@ -150,9 +150,11 @@ pub enum Refusal {
     #[error("The worker was lost in the middle of the answer, and no other continues it: {0}.")]
     NotResumed(&'static str),
     /// The request failed on every worker tried.
-    #[error("The request could not be finished after {moves} moves to another worker: the workers failed.")]
+    #[error(
+        "The request could not be finished after {moves} attempts to move it to another worker: the workers failed."
+    )]
     WorkersLost {
-        /// Number of moves made.
+        /// Number of attempts to move it, whether or not another worker could be reached.
         moves: u32,
         /// The last fault, for the log only: a worker's error text is not for clients.
         reason: String,

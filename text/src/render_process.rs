@@ -141,7 +141,8 @@ impl RenderProcesses {
 
     /// Sends a request to `process`, which is kept for reuse if it answers.
     fn render_with(&self, mut process: RenderProcess, request: &[u8]) -> Result<(u8, Vec<u8>), Broken> {
-        let answer = process.exchange(request, clock::now() + self.timeout).map_err(|error| process.broken(&error))?;
+        let answer =
+            process.exchange(request, clock::now() + self.timeout).map_err(|error| process.broken(&error))?;
         if request.len() < KEEP_BELOW_BYTES {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             if idle.len() < self.most_idle {

@@ -24,6 +24,7 @@ use skein_node::config::{ENV_PREFIX, Key, Kind, Schema, Settings, Sources};
 
 use crate::arguments::{REFUSED, TAKEN};
 use crate::exit::{Failure, USAGE};
+use common::is_common;
 pub use discovery::{DiscoverySettings, RegistrationSettings};
 #[cfg(feature = "worker")]
 pub use engine::EngineSettings;
@@ -33,7 +34,6 @@ pub use otlp::{FLUSH_TRACES, OtlpSettings};
 #[cfg(feature = "worker")]
 pub use ranks::ranks_here;
 pub use read::{FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};
-use common::is_common;
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, RUN_BATCH, SERVE, WORKER};
 pub use text_sources::text_sources;
 

@@ -113,6 +113,8 @@ fn one_request_that_moves_twice_is_one_trace_with_its_parents_and_links() {
         assert!(spans.iter().all(|span| span.span.trace_state == "vendor=1"));
 
         let at_gateway = only(&spans, "skein-gateway", "text_completion");
+        let id = at_gateway.attribute("gen_ai.response.id").expect("the answer has an id");
+        assert!(id.starts_with("cmpl-") && text.contains(&id), "{id}: {text}");
         assert_eq!(hex(&at_gateway.span.parent_span_id), CLIENT_SPAN);
         assert_eq!(traceparent, format!("00-{TRACE_ID}-{}-01", hex(&at_gateway.span.span_id)));
         for name in ["tokenize", "admit", "route", "generate", "detokenize"] {

@@ -116,6 +116,15 @@ impl Request {
         self.change(|record| record.set(key, value.into()));
     }
 
+    /// Sets an attribute that has no value yet.
+    pub fn set_default(&self, key: &'static str, value: impl Into<Attribute>) {
+        self.change(|record| {
+            if record.attributes.iter().all(|(known, _)| *known != key) {
+                record.set(key, value.into());
+            }
+        });
+    }
+
     /// Sets the attributes that `attributes` returns.
     pub fn set_all<const N: usize>(&self, attributes: impl FnOnce() -> [(&'static str, Attribute); N]) {
         self.change(|record| attributes().into_iter().for_each(|(key, value)| record.set(key, value)));

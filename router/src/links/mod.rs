@@ -6,6 +6,7 @@
 
 mod adapter_changes;
 pub(crate) mod adapters;
+pub mod allowed;
 pub(crate) mod errands;
 pub(crate) mod follow;
 mod link_log;

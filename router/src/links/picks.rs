@@ -7,6 +7,7 @@ use skein_choice::breaker::Outcome;
 use skein_choice::fleet::{self, Job, WorkerPlacement};
 use skein_node::clock;
 
+use super::allowed::Allowed;
 use super::workers::{Arrival, Place, Placed, Workers};
 use crate::admission::{Admission, Permit};
 use crate::refusal::Refusal;
@@ -18,7 +19,7 @@ pub struct Endpoints {
     /// Port on which workers' hosts serve HTTP.
     pub port: u16,
     /// Restricts the choice to these endpoints; `None` = all workers.
-    pub only: Option<Vec<SocketAddr>>,
+    pub only: Option<Vec<Allowed>>,
 }
 
 impl Endpoints {
@@ -27,7 +28,10 @@ impl Endpoints {
     pub fn of(&self, address: &str) -> Option<SocketAddr> {
         let mut endpoint: SocketAddr = address.parse().ok()?;
         endpoint.set_port(self.port);
-        self.only.as_ref().is_none_or(|only| only.contains(&endpoint)).then_some(endpoint)
+        self.only
+            .as_ref()
+            .is_none_or(|only| only.iter().any(|allowed| allowed.contains(endpoint)))
+            .then_some(endpoint)
     }
 }
 
@@ -54,6 +58,21 @@ impl Picked {
 
     /// Picks like a router that would place the request itself, with the same refusals.
     pub(crate) fn now(
+        workers: &Arc<Workers>,
+        admission: &Admission,
+        request: &TokenRequest,
+        from: &Endpoints,
+    ) -> Result<Self, Refusal> {
+        Self::among(workers, admission, request, from).map_err(|refusal| match (refusal, &from.only) {
+            (Refusal::NoReadyWorker { retry_after, .. }, Some(only)) => Refusal::NoReadyWorker {
+                reason: format!("the proxy allows {} endpoints, none of which is a ready worker", only.len()),
+                retry_after,
+            },
+            (refusal, _) => refusal,
+        })
+    }
+
+    fn among(
         workers: &Arc<Workers>,
         admission: &Admission,
         request: &TokenRequest,
@@ -119,7 +138,7 @@ mod tests {
     #[test]
     fn an_endpoint_is_the_workers_address_with_the_port_of_all() {
         let check = |only: Option<&[&str]>, address: &str, expected: Option<&str>| {
-            let only = only.map(|only| only.iter().map(|one| one.parse().unwrap()).collect());
+            let only = only.map(|only| only.iter().flat_map(|one| Allowed::of_list(one)).collect());
             let endpoint = Endpoints { port: 8000, only }.of(address);
             assert_eq!(endpoint.map(|endpoint| endpoint.to_string()).as_deref(), expected, "{address}");
         };

@@ -81,11 +81,12 @@ impl AnswerSpan {
                 ("gen_ai.request.temperature", as_written(self.sampling.temperature).into()),
                 ("gen_ai.request.top_p", as_written(self.sampling.top_p).into()),
                 ("gen_ai.response.finish_reasons", Attribute::Words(finish_reasons)),
-                ("gen_ai.response.id", counts.id.into()),
                 ("skein.outcome", counts.outcome.into()),
                 ("skein.longest_wait", self.longest_wait.as_secs_f64().into()),
             ]
         });
+        // The API's own id, if it has one.
+        self.request.set_default("gen_ai.response.id", counts.id);
         if let Some(after) = counts.first_token {
             // The conventions' name, and vLLM's.
             self.request.set("gen_ai.response.time_to_first_chunk", after.as_secs_f64());

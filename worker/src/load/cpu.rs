@@ -98,7 +98,15 @@ pub(super) fn load_cpu(
     let arithmetic = precision::cpu_arithmetic(&numbers) + &of_merged(adapter)?;
     let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
     drop(reading);
-    tracing::info!(arithmetic, "computing on the CPU");
+    tracing::debug!(arithmetic, "part of the version");
+    let activations = if numbers.bf16 { "bf16" } else { "f32" };
+    let kv_cache = format!("{:?}", numbers.kv).to_lowercase();
+    tracing::info!(
+        activations,
+        kv_cache,
+        weights_as_stored = numbers.weights.is_none(),
+        "computing on the CPU"
+    );
     let form = AdapterForm::Cpu(Box::new(shards[0].clone()));
     let adapters =
         adapters(config, Some(AdapterModel { spec: model.spec.clone(), form, dir: config.model.clone() }))?;

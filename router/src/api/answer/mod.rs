@@ -7,5 +7,6 @@ pub mod choices;
 pub mod events;
 pub mod logprobs;
 pub mod progress;
+pub mod response_id;
 pub mod shapes;
 pub mod single;

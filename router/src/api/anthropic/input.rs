@@ -268,9 +268,18 @@ fn text_of_block(block: &Value) -> Option<String> {
         "tool_reference" => text("tool_name").map(|name| format!("The tool {name} is available.")),
         "search_result" => {
             let found = texts(&block["content"])?;
-            Some([text("title"), text("source")].into_iter().flatten().chain(found).collect::<Vec<_>>().join("\n"))
+            Some(
+                [text("title"), text("source")]
+                    .into_iter()
+                    .flatten()
+                    .chain(found)
+                    .collect::<Vec<_>>()
+                    .join("\n"),
+            )
         }
-        "document" if block["source"]["type"] == "text" => block["source"]["data"].as_str().map(str::to_owned),
+        "document" if block["source"]["type"] == "text" => {
+            block["source"]["data"].as_str().map(str::to_owned)
+        }
         _ => None,
     }
 }

@@ -6,6 +6,7 @@ use skein_text::formats::Piece;
 
 use super::error::error_object;
 use crate::api::answer::call_arguments::Arguments;
+use crate::api::answer::response_id::response_id;
 use crate::api::answer::single::output::Output;
 use crate::api::answer::single::{Part, Single};
 use crate::api::http::sse::NamedEvent;
@@ -57,7 +58,7 @@ impl Message {
     /// Answer to the request `id`.
     pub fn new(id: &str, model: &str) -> Self {
         Self {
-            id: format!("msg_{id}"),
+            id: response_id("msg_", id),
             model: model.to_owned(),
             blocks: Vec::new(),
             open: None,

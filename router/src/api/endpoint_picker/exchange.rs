@@ -4,8 +4,6 @@
 //! extension, and `BUFFERED`, the picker reads the whole body before it answers. In the other modes the
 //! answer is due earlier, and the pick considers only load.
 
-use std::net::SocketAddr;
-
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use skein_proto::envoy::config::core::v3::{HeaderMap as Headers, Metadata};
@@ -17,6 +15,7 @@ use skein_proto::envoy::service::ext_proc::v3::{
 
 use super::destination::Destination;
 use super::messages;
+use crate::links::allowed::Allowed;
 use crate::refusal::Refusal;
 
 /// Namespace and key of the endpoints that the proxy allows.
@@ -41,7 +40,7 @@ pub struct RequestParts {
     /// `None` = no body, or the pick cannot wait for it.
     pub body: Option<Bytes>,
     /// Endpoints that the proxy allows; `None` = all.
-    pub only: Option<Vec<SocketAddr>>,
+    pub only: Option<Vec<Allowed>>,
 }
 
 /// Message to which the pick is the answer.
@@ -197,22 +196,20 @@ fn status(headers: &HttpHeaders) -> u16 {
     value(headers.headers.as_ref(), ":status").parse().unwrap_or(0)
 }
 
-/// Allowed endpoints. Entries that are not addresses are ignored, because no worker has them.
-fn subset(metadata: &Metadata) -> Option<Vec<SocketAddr>> {
+/// Allowed endpoints: a list, or a string with commas.
+fn subset(metadata: &Metadata) -> Option<Vec<Allowed>> {
     use prost_types::value::Kind;
     let (namespace, key) = SUBSET;
     let listed = metadata.filter_metadata.get(namespace)?.fields.get(key)?;
-    let address = |value: &prost_types::Value| match &value.kind {
-        Some(Kind::StringValue(text)) => text.trim().parse().ok(),
+    let text = |value: &prost_types::Value| match &value.kind {
+        Some(Kind::StringValue(text)) => Some(text.clone()),
         _ => None,
     };
-    match &listed.kind {
-        Some(Kind::ListValue(list)) => Some(list.values.iter().filter_map(address).collect()),
-        Some(Kind::StringValue(text)) => {
-            Some(text.split(',').filter_map(|part| part.trim().parse().ok()).collect())
-        }
-        _ => None,
-    }
+    let entries: Vec<String> = match &listed.kind {
+        Some(Kind::ListValue(list)) => list.values.iter().filter_map(text).collect(),
+        _ => vec![text(listed)?],
+    };
+    Some(entries.iter().flat_map(|entries| Allowed::of_list(entries)).collect())
 }
 
 /// Headers of `HttpHeaders` that are valid in HTTP.

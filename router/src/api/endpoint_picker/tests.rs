@@ -256,6 +256,11 @@ async fn only_endpoints_that_the_proxy_allows_are_picked() {
     let post = || Proxy::post(None, "/v1/completions", &[]).body(BODY, true);
     let (said, _) = post().only(&["10.0.0.8:8000", ENDPOINT]).ask(Script::default(), &[]).await;
     assert!(matches!(said[0].response, Some(Said::RequestHeaders(_))));
+    let host = ENDPOINT.rsplit_once(':').unwrap().0;
+    for only in [&[host][..], &[&format!("10.0.0.8:8000,{ENDPOINT}")]] {
+        let (said, _) = post().only(only).ask(Script::default(), &[]).await;
+        assert!(matches!(said[0].response, Some(Said::RequestHeaders(_))), "{only:?}");
+    }
     for only in [&["10.0.0.8:8000"][..], &[]] {
         let (said, _) = post().only(only).ask(Script::default(), &[]).await;
         assert_eq!(refused(&said).0, 503);

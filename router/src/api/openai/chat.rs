@@ -16,6 +16,7 @@ use crate::api::answer::call_stream::CallStream;
 use crate::api::answer::choices::{CallIds, Choices, Message, chat_delta};
 use crate::api::answer::events::{ResumableEvents, SseEvent};
 use crate::api::answer::logprobs::{self, Names};
+use crate::api::answer::response_id::response_id;
 use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
 use crate::api::fields::effort;
 use crate::api::fields::object::{Fields, wrong};
@@ -168,7 +169,7 @@ struct Answer {
 impl Answer {
     fn new(app: App, call: GenerationCall, merged: &CallStream) -> Self {
         let heading = Heading {
-            id: format!("chatcmpl-{}", call.id),
+            id: response_id("chatcmpl-", &call.id),
             object: if call.wants.stream { "chat.completion.chunk" } else { "chat.completion" },
             created: clock::unix_time().as_secs(),
             model: merged.shown_model(&app.text.name()).to_string(),

@@ -16,6 +16,7 @@ use crate::api::answer::call_stream::CallStream;
 use crate::api::answer::events::{ResumableEvents, SseEvent};
 use crate::api::answer::logprobs::{self, CompletionLogprobs, Echo, Names, ScoredToken};
 use crate::api::answer::progress::Progress;
+use crate::api::answer::response_id::response_id;
 use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
 use crate::api::fields::field::Field;
 use crate::api::fields::object::{Fields, integers, wrong};
@@ -217,7 +218,7 @@ struct Choice {
 impl Answer {
     fn new(app: App, call: GenerationCall, merged: &CallStream) -> Self {
         let heading = Heading {
-            id: format!("cmpl-{}", call.id),
+            id: response_id("cmpl-", &call.id),
             object: "text_completion",
             created: clock::unix_time().as_secs(),
             model: merged.shown_model(&app.text.name()).to_string(),

@@ -19,7 +19,7 @@ pub fn list(app: &App) -> Value {
 }
 
 /// A model in vLLM's format. `max_model_len` and `version` come from the workers and are null while none is
-/// ready; new requests go to this version.
+/// ready; new requests go to this version. A gateway's routers name none, because each may serve several.
 pub fn model(app: &App, name: &str, is_adapter: bool) -> Value {
     let max_model_len = app.fleet.model_limits().ok().map(|limits| limits.max_model_len);
     let version = Some(app.fleet.version()).filter(|version| version.is_known());

@@ -352,7 +352,7 @@ async fn an_error_in_mid_stream_is_the_last_chunk() {
     ];
     let answer = post(Script { say, ..Script::default() }, CHAT, chat(json!({"stream": true}))).await;
     assert_eq!(answer.status, 200);
-    let last = r#"{"error":{"message":"The request could not be finished after 3 moves to another worker: the workers failed.","type":"server_error","param":null,"code":"engine_error"}}"#;
+    let last = r#"{"error":{"message":"The request could not be finished after 3 attempts to move it to another worker: the workers failed.","type":"server_error","param":null,"code":"engine_error"}}"#;
     assert_eq!(answer.events().last().unwrap(), last);
 }
 
@@ -361,7 +361,7 @@ async fn a_workers_own_error_text_does_not_reach_clients() {
     let reason = "Unavailable: the engine failed: row 392 has no finite logit".to_owned();
     let lost = Refusal::WorkersLost { moves: 3, reason };
     let answer = post(Script { refuse: Some(lost), ..Script::default() }, CHAT, chat(json!({}))).await;
-    let sentence = "The request could not be finished after 3 moves to another worker: the workers failed.";
+    let sentence = "The request could not be finished after 3 attempts to move it to another worker: the workers failed.";
     assert_eq!((answer.status, &answer.json()["error"]["message"]), (500, &json!(sentence)));
 }
 

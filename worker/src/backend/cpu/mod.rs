@@ -611,13 +611,7 @@ fn compute_on(threads: usize) -> ThreadPlacement {
     let kept = keep_to.as_ref().map_or(String::new(), |processors| {
         format!(", kept to the {} processors of one memory node; --threads takes more", processors.len())
     });
-    tracing::info!(
-        threads,
-        cores,
-        nodes,
-        limit,
-        "computing with {threads} threads on {cores} cores of {nodes} memory nodes{kept}"
-    );
+    tracing::info!(threads, cores, memory_nodes = nodes, limit, "compute threads{kept}");
     placement
 }
 

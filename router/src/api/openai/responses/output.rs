@@ -10,12 +10,16 @@ use skein_text::token_bytes::TokenBytes;
 
 use super::tools::{Face, Faces, input_of};
 use crate::api::answer::logprobs::{self, Names};
+use crate::api::answer::response_id::response_id;
 use crate::api::answer::single::output::Output;
 use crate::api::answer::single::{Part, Single};
 use crate::api::http::sse::NamedEvent;
 use crate::api::openai::error::error_object;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{TextFinish, Usage};
+
+/// What ids of answers begin with.
+const PREFIX: &str = "resp_";
 
 /// An answer in progress.
 pub struct Items {
@@ -119,7 +123,7 @@ impl Items {
         Self {
             tokens,
             scores: Vec::new(),
-            id: id.to_owned(),
+            id: response_id(PREFIX, id),
             model: model.to_owned(),
             created_at: clock::unix_time().as_secs(),
             echo,
@@ -134,7 +138,7 @@ impl Items {
     fn object(&self, status: &str, usage: Value) -> Value {
         let mut object = Map::new();
         let fixed = json!({
-            "id": format!("resp_{}", self.id), "object": "response", "created_at": self.created_at, "status": status,
+            "id": self.id, "object": "response", "created_at": self.created_at, "status": status,
             "error": null, "incomplete_details": null, "model": self.model, "output": self.items,
             "previous_response_id": null, "store": false, "background": false, "truncation": "disabled", "usage": usage,
         });
@@ -195,7 +199,7 @@ impl Items {
             Kind::Call => "fc",
             Kind::Custom => "ctc",
         };
-        item.id = format!("{prefix}_{}_{output_index}", self.id);
+        item.id = format!("{prefix}_{}_{output_index}", self.id.trim_start_matches(PREFIX));
         let body = json!({"output_index": output_index, "item": item.value("in_progress")});
         events.push(self.event("response.output_item.added", body));
         if item.has_parts() {
