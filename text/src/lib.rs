@@ -3,7 +3,6 @@
 //! or workers. All it reads comes from the model's directory and is data, never code; a chat template runs
 //! with limits.
 
-mod bounded_filters;
 mod bounded_read;
 mod bounded_steps;
 mod bounded_tokenizer;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value};
 
+use super::jinja;
 use super::strftime::{MAX_WIDTH, strftime};
-use super::{bounded_filters, jinja};
 
 /// Most instructions of one rendering. Long conversations take some hundred thousand.
 const FUEL: u64 = 5_000_000;
@@ -25,7 +25,6 @@ pub fn environment(clock: fn() -> Duration) -> Result<Environment<'static>, Erro
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     // Otherwise errors of a debug build would carry every variable, however large.
     env.set_debug(false);
-    bounded_filters::install(&mut env);
     jinja::install(&mut env);
     env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))

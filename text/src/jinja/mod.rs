@@ -3,6 +3,7 @@
 //! methods behave as Python's. This room knows no messages and no files.
 
 mod arguments;
+mod bounded_filters;
 mod characters;
 mod filters;
 mod formatted;
@@ -20,9 +21,11 @@ mod rewrite;
 mod sorted;
 mod turns;
 
-pub use filters::install;
-pub use formatted::{check_formatted, plain};
-pub use methods::call as call_method;
 pub use names::check as check_names;
-pub use printed::{Printed, printed};
 pub use rewrite::rewrite;
+
+/// Replaces and adds filters, functions, tests and methods of `env`.
+pub fn install(env: &mut minijinja::Environment<'_>) {
+    bounded_filters::install(env);
+    filters::install(env);
+}

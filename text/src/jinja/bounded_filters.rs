@@ -4,13 +4,14 @@
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, Output, State, Value, escape_formatter, filters};
 
-use crate::jinja::limits::{MAX_ITEMS, check, check_replaced};
-use crate::jinja::{Printed, check_formatted, plain, printed};
+use super::formatted::{check_formatted, plain};
+use super::limits::{MAX_ITEMS, check, check_replaced};
+use super::printed::{Printed, printed};
 
 /// Replaces the unlimited functions of `env`.
 pub fn install(env: &mut Environment<'_>) {
     env.set_formatter(print);
-    env.set_unknown_method_callback(crate::jinja::call_method);
+    env.set_unknown_method_callback(super::methods::call);
     env.add_filter("batch", batch);
     env.add_filter("slice", slice);
     env.add_filter("replace", replace);
@@ -94,7 +95,6 @@ mod tests {
 
     fn render(source: &str) -> Result<String, String> {
         let mut env = Environment::new();
-        install(&mut env);
         crate::jinja::install(&mut env);
         env.render_str(&crate::jinja::rewrite(source), ()).map_err(|error| error.to_string())
     }
