@@ -3,12 +3,12 @@
 //! both derived from that value, so they agree on every boundary.
 //!
 //! Pure: text in, pieces out. Knows no requests, no transport, and no tokens except the ids of control
-//! tokens.
+//! tokens and where in a text they begin.
 
 mod detect;
 mod envelope;
 pub mod grammar;
-mod harmony;
+pub mod harmony;
 mod keyed_call;
 mod named_call;
 mod out;
@@ -145,6 +145,8 @@ pub struct Plan {
     pub opening: Opening,
     /// The answer uses GPT-OSS's channels.
     pub harmony: bool,
+    /// Markers of GPT-OSS's channels that only a control token is, not its spelling in other tokens.
+    pub token_markers: std::sync::Arc<[&'static str]>,
     /// A grammar holds the calls to their place, so text elsewhere that resembles one is none.
     pub held: bool,
     /// Functions that the model may call.

@@ -112,10 +112,16 @@ impl Splitter {
         }
     }
 
-    /// Consumes the next text of the answer and returns the pieces that are now certain.
-    pub fn push(&mut self, text: &str) -> Vec<Piece> {
-        for c in text.chars() {
-            self.step(c);
+    /// Consumes the next text of the answer and returns the pieces that are now certain. `control_at`: where
+    /// in `text` control tokens begin, ascending.
+    pub fn push(&mut self, text: &str, control_at: &[usize]) -> Vec<Piece> {
+        let mut control_at = control_at.iter().copied().peekable();
+        for (at, c) in text.char_indices() {
+            let is_control = control_at.next_if_eq(&at).is_some();
+            match &mut self.state {
+                State::Harmony(harmony) => harmony.step(c, is_control, &self.plan, &mut self.out),
+                _ => self.step(c),
+            }
         }
         self.out.take()
     }
@@ -164,7 +170,7 @@ impl Splitter {
         match &mut self.state {
             State::Reasoning => self.reasoning(c),
             State::Content => self.content(c),
-            State::Harmony(harmony) => harmony.step(c, &self.plan, &mut self.out),
+            State::Harmony(harmony) => harmony.step(c, false, &self.plan, &mut self.out),
             State::Call(body, before) => {
                 let before = *before;
                 let step = body.step(c, &self.plan, &mut self.out);

@@ -50,6 +50,7 @@ fn turns_of_public_templates_come_apart_as_they_were_given() {
                 reasoning,
                 opening,
                 harmony,
+                token_markers: Arc::new([]),
                 held: false,
                 functions: functions(),
             });

@@ -2,6 +2,7 @@
 
 mod goldens;
 mod grammars;
+mod harmony_tokens;
 
 use std::sync::Arc;
 
@@ -59,12 +60,20 @@ fn functions() -> Arc<[Function]> {
 fn plan(parser: &str, reasoning: Option<&str>, opening: Opening) -> Arc<Plan> {
     let formats = Formats::default().with(Some(parser).filter(|name| !name.is_empty()), reasoning).unwrap();
     let Formats { calls, reasoning, harmony } = formats;
-    Arc::new(Plan { calls, reasoning, opening, harmony, held: false, functions: functions() })
+    Arc::new(Plan {
+        calls,
+        reasoning,
+        opening,
+        harmony,
+        token_markers: Arc::new([]),
+        held: false,
+        functions: functions(),
+    })
 }
 
 fn whole(plan: &Arc<Plan>, text: &str) -> Parts {
     let (mut splitter, mut parts) = (Splitter::new(plan.clone()), Parts::default());
-    parts.add(splitter.push(text));
+    parts.add(splitter.push(text, &[]));
     parts.add(splitter.finish());
     parts
 }
@@ -75,7 +84,7 @@ fn given(plan: &Arc<Plan>, text: &str, cuts: &[usize]) -> Vec<String> {
     let mut from = 0;
     let mut states = Vec::new();
     for at in cuts.iter().copied().chain([text.len()]) {
-        parts.add(splitter.push(&text[from..at]));
+        parts.add(splitter.push(&text[from..at], &[]));
         from = at;
         states.push(format!("{parts:?}"));
     }
@@ -541,7 +550,7 @@ proptest! {
         let plan = plan(parser, Some("qwen3"), opening);
         let (mut splitter, mut streamed) = (Splitter::new(plan.clone()), Parts::default());
         for c in text.chars() {
-            streamed.add(splitter.push(c.encode_utf8(&mut [0; 4])));
+            streamed.add(splitter.push(c.encode_utf8(&mut [0; 4]), &[]));
         }
         streamed.add(splitter.finish());
         prop_assert_eq!(&streamed, &whole(&plan, &text));
