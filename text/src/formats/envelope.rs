@@ -202,9 +202,9 @@ impl Envelope {
 
 fn field(key: &str) -> Field {
     match key {
-        "name" => Field::Name,
+        "name" | "tool_name" => Field::Name,
         "arguments" | "parameters" => Field::Arguments,
-        "type" | "id" => Field::Kind,
+        "type" | "id" | "tool_call_id" => Field::Kind,
         _ => Field::Other,
     }
 }

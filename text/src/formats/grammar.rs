@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use skein_grammar::{JsonForm, Refused, Source};
 
 use super::tools::{Choice, Function, ToolUse, ValueKind};
-use super::{Body, Format, Formats, Keyed, Opening};
+use super::{Body, Format, Formats, Keyed, Keys, Opening};
 use crate::control::ControlTokens;
 
 /// White space allowed between regions.
@@ -111,9 +111,25 @@ impl Answer<'_> {
         }
     }
 
+    /// Optional markers before and after the content, which free text cannot contain if they are control
+    /// tokens.
+    fn answer_markers(&self, lark: &mut Lark<'_>) -> (String, String) {
+        let Some(reasoning) = self.formats.reasoning else { return Default::default() };
+        let one_of = |markers: &[&str]| {
+            let markers: Vec<String> = markers.iter().map(|marker| lark.spelt(marker)).collect();
+            markers.join(" | ")
+        };
+        let (open, close) = (one_of(reasoning.answer_open), one_of(reasoning.answer_close));
+        if open.is_empty() {
+            return Default::default();
+        }
+        (format!("(gap? ({open}) gap?)? "), format!(" (gap? ({close}))?"))
+    }
+
     /// Region for free text, calls, or the final text.
     fn main(&self, lark: &mut Lark<'_>, calls: Option<&'static Format>) -> Result<String, Refused> {
-        let last = self.last.map(Source::nested);
+        let (open, close) = self.answer_markers(lark);
+        let last = self.last.map(|last| format!("{open}{}{close}", last.nested()));
         let Some(format) = calls else { return Ok(last.unwrap_or_default()) };
         let (first, rest) = self.calls(lark, format)?;
         let rest = lark.rule(&rest);
@@ -128,11 +144,11 @@ impl Answer<'_> {
             }
             (Choice::Auto, None) => {
                 let text_and_calls = format!("{} {rest}", lark.until("FREE", first));
-                let text = lark.rule("FREE?");
+                let text = lark.rule(&format!("FREE?{close}"));
                 if self.tools.parallel {
-                    format!("({text_and_calls})* {text}")
+                    format!("{open}({text_and_calls})* {text}")
                 } else {
-                    format!("({text_and_calls} | {text})")
+                    format!("{open}({text_and_calls} | {text})")
                 }
             }
             _ => whole,
@@ -152,10 +168,14 @@ impl Answer<'_> {
         let more = |between: &str, one: &str| {
             if self.tools.parallel { format!(" ({between} {one})*") } else { String::new() }
         };
-        let calls = if matches!(format.body, Body::List | Body::Pythonic) {
+        let calls = if format.body == Body::PythonicLines {
+            format!("{one}{}{ends}", more(&quoted("\n"), &one))
+        } else if matches!(format.body, Body::List(_) | Body::Pythonic) {
             format!("\"[\" {one}{} \"]\"{ends}", more(&quoted(", "), &one))
         } else {
-            let between = format!("{} {}", lark.spelt(format.between), lark.spelt(format.begin));
+            // One literal: the lexer takes the longest and never goes back, and the end of the section may
+            // begin alike.
+            let between = lark.spelt(&format!("{}{}", format.between, format.begin));
             let one = lark.rule(&format!("{one}{ends}"));
             format!("{one}{}", more(&between, &one))
         };
@@ -232,16 +252,21 @@ fn call(lark: &mut Lark<'_>, body: &Body, formed: &Formed<'_>, arguments: &str) 
             let begin = format!("{pad}{{\"name\": \"{name}\", \"{key}\": ");
             format!("{} {arguments} {}", quoted(&begin), quoted(&format!("}}{pad}")))
         }
-        Body::List => {
+        Body::List(Keys::Name) => {
             let begin = format!("{{\"name\": \"{name}\", \"arguments\": ");
             format!("{} {arguments} \"}}\"", quoted(&begin))
+        }
+        Body::List(Keys::ToolName) => {
+            let begin = format!("\", \"tool_name\": \"{name}\", \"parameters\": ");
+            let id = quoted("{\"tool_call_id\": \"");
+            format!("{id} /[0-9]{{1,3}}/ {} {arguments} \"}}\"", quoted(&begin))
         }
         Body::Named { before, after, numbered } => {
             let number = if *numbered { " \":\" /[0-9]{1,3}/ " } else { " " };
             format!("{}{number}{} {arguments}", lark.spelt(&format!("{before}{name}")), lark.spelt(after))
         }
         Body::Keyed(keyed) => keyed_call(lark, keyed, formed)?,
-        Body::Pythonic => pythonic_call(formed),
+        Body::Pythonic | Body::PythonicLines => pythonic_call(formed),
         Body::Harmony => String::new(),
     })
 }
@@ -251,7 +276,9 @@ fn keyed_call(lark: &mut Lark<'_>, tags: &Keyed, formed: &Formed<'_>) -> Result<
     let function = formed.function;
     let mut parts = vec![lark.spelt(&format!("{}{}{}", tags.name_open, function.name, tags.name_close))];
     for (key, schema) in function.properties().into_iter().flatten() {
-        let open = lark.spelt(&format!("{}{key}{}{}", tags.key_open, tags.key_close, tags.value_open));
+        let is_text = function.kind(key) != ValueKind::Json;
+        let kind = if tags.typed { format!("\" string=\"{is_text}\"") } else { String::new() };
+        let open = lark.spelt(&format!("{}{key}{kind}{}{}", tags.key_open, tags.key_close, tags.value_open));
         let value = keyed_value(lark, tags, formed, key, schema)?;
         let argument = format!("{open} {value}");
         let mark = if function.requires(key) { "" } else { "?" };
