@@ -70,7 +70,7 @@ def make(archive):
                             prompt, written = turn(template, {"bos_token": "<s>", "eos_token": "</s>"}, message(calls, thought, form))
                         except (TemplateError, UndefinedError, TypeError, AttributeError, ValueError):
                             continue
-                        shows = not calls or any(mark in (written or "") for mark in ('"city"', ">city<", "=city>", "city="))
+                        shows = not calls or any(mark in (written or "") for mark in ('"city"', ">city<", "=city>", "city=", "city:"))
                         if written is not None and shows:
                             cases.append({"prompt_end": prompt[-40:], "text": written, "thought": thought if thought and thought in written else "",
                                           "content": "" if calls else "It is sunny.", "calls": [[name, arguments] for name, arguments in calls]})

@@ -1,11 +1,11 @@
-"""Answers of GPT-OSS in tokens, and what OpenAI's library reads in them (openai-harmony 0.0.8). Control tokens are
-written as [mark], everything else in ordinary tokens: `<|end|>` within a text is text.
+"""Answers of GPT-OSS in tokens, and what OpenAI's library (openai-harmony 0.0.8) reads in them. Control tokens
+are written as [mark], everything else in ordinary tokens: `<|end|>` within a text is text.
 
     pip install openai-harmony==0.0.8
     TIKTOKEN_ENCODINGS_BASE=DIRECTORY python harmony.py
 
-DIRECTORY holds o200k_base.tiktoken. Without a network for the library, npm's tiktoken 1.0.22 has the same ranks in
-encoders/o200k_base.json.
+DIRECTORY holds o200k_base.tiktoken. Without a network for the library, npm's tiktoken 1.0.22 has the same
+ranks in encoders/o200k_base.json.
 """
 
 import json

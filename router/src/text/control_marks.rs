@@ -1,5 +1,5 @@
-//! Where the control tokens of a sample begin in its text. A stop string may hold text back, so a token's text
-//! can leave later than the token.
+//! Where the control tokens of a sample begin in its text. A stop string may hold text back, so a token's
+//! text can leave later than the token.
 
 use std::collections::VecDeque;
 

@@ -48,6 +48,8 @@ const MARKS: &[(&[&str], &str)] = &[
     (&["｜DSML｜", "tool_calls>"], "deepseek_v4"),
     (&["｜DSML｜", "function_calls>"], "deepseek_v32"),
     (&["<longcat_tool_call>"], "longcat"),
+    (&["<|tool_call>call:"], "gemma4"),
+    (&["<start_function_call>"], "functiongemma"),
     (&["<|START_ACTION|>", "tool_name"], "cohere_command3"),
     (&["<|action_start|>", "<|plugin|>"], "internlm"),
     (&["<|function_call|>", "<|role_sep|>"], "gigachat3"),
@@ -176,6 +178,7 @@ impl Formats {
                     markers.extend([keyed.value_open, keyed.value_close, keyed.close]);
                 }
                 Body::Harmony => markers.extend(super::harmony::MARKERS),
+                Body::Braced { quote } => markers.push(*quote),
                 Body::Envelope { .. } | Body::List(_) | Body::Pythonic | Body::PythonicLines => {}
             }
         }

@@ -1,8 +1,8 @@
 //! GPT-OSS's channels: `<|channel|>analysis<|message|>…<|end|>`, `final`, and `commentary to=functions.NAME`.
 //! The end of the answer ends a message, because `<|return|>` and `<|call|>` are end-of-sequence tokens.
 //!
-//! A marker that the tokenizer has as a control token is that token only: a model may write about `<|end|>` in
-//! ordinary tokens. With another tokenizer the marker's text is the marker.
+//! A marker that the tokenizer has as a control token is that token only: a model may write about `<|end|>`
+//! in ordinary tokens. With another tokenizer the marker's text is the marker.
 
 use super::out::Out;
 use super::scan::Scan;

@@ -5,11 +5,14 @@
 //! Pure: text in, pieces out. Knows no requests, no transport, and no tokens except the ids of control
 //! tokens and where in a text they begin.
 
+mod braced_call;
+mod braced_grammar;
 mod detect;
 mod envelope;
 pub mod grammar;
 pub mod harmony;
 mod keyed_call;
+mod lark;
 mod named_call;
 mod out;
 mod pythonic;
@@ -75,6 +78,11 @@ pub enum Body {
     Pythonic,
     /// The same calls without brackets, each on a line.
     PythonicLines,
+    /// `call:`, the name, and arguments in braces.
+    Braced {
+        /// Before and after a string.
+        quote: &'static str,
+    },
     /// GPT-OSS's channels, which also carry reasoning.
     Harmony,
 }

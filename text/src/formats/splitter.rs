@@ -7,13 +7,14 @@
 
 use std::sync::Arc;
 
+use super::braced_call::BracedCall;
 use super::envelope::{Envelope, List};
 use super::harmony::Harmony;
 use super::keyed_call::KeyedCall;
 use super::named_call::NamedCall;
 use super::out::{Consumed, Out, Piece};
 use super::pythonic::Pythonic;
-use super::scan::Scan;
+use super::scan::{Markers, Scan};
 use super::skim::is_space;
 use super::{Body, Format, Opening, Plan, in_name, is_marker};
 
@@ -25,6 +26,7 @@ enum InBody {
     Named(NamedCall),
     Keyed(Box<KeyedCall>),
     Pythonic(Pythonic),
+    Braced(BracedCall),
 }
 
 impl InBody {
@@ -32,11 +34,12 @@ impl InBody {
         let only_known = plan.calls.is_some_and(|format| format.begin.is_empty());
         Some(match body {
             Body::Envelope { .. } => Self::Envelope(Envelope::new(only_known)),
-            Body::List(_) => Self::List(List::default()),
+            Body::List(_) => Self::List(List::new(only_known)),
             Body::Named { before, after, .. } => Self::Named(NamedCall::new(before, after)),
             Body::Keyed(keyed) => Self::Keyed(Box::new(KeyedCall::new(keyed, plan.held))),
             Body::Pythonic => Self::Pythonic(Pythonic::default()),
             Body::PythonicLines => Self::Pythonic(Pythonic::alone()),
+            Body::Braced { quote } => Self::Braced(BracedCall::new(quote)),
             Body::Harmony => return None,
         })
     }
@@ -48,6 +51,7 @@ impl InBody {
             Self::Named(body) => body.step(c, out),
             Self::Keyed(body) => body.step(c, plan, out),
             Self::Pythonic(body) => body.step(c, plan, out),
+            Self::Braced(body) => body.step(c, plan, out),
         }
     }
 }
@@ -86,30 +90,6 @@ pub struct Splitter {
     unclosed: bool,
     /// A marker before the content has occurred, so one may follow it.
     in_answer: bool,
-}
-
-/// Most markers searched for at once.
-const MAX_MARKERS: usize = 16;
-
-/// Markers searched for at once, without the white space around them, which is held back separately.
-#[derive(Debug, Default)]
-struct Markers {
-    all: [&'static str; MAX_MARKERS],
-    count: usize,
-}
-
-impl Markers {
-    fn add(&mut self, marker: &'static str) {
-        let marker = marker.trim_matches(is_space);
-        if !marker.is_empty() && self.count < MAX_MARKERS {
-            self.all[self.count] = marker;
-            self.count += 1;
-        }
-    }
-
-    fn all(&self) -> &[&'static str] {
-        &self.all[..self.count]
-    }
 }
 
 impl Splitter {
@@ -388,7 +368,7 @@ impl Splitter {
             Body::PythonicLines if self.after_call => in_name(c),
             _ if !format.begin.is_empty() => return false,
             Body::Envelope { .. } => c == '{',
-            Body::Pythonic => c == '[',
+            Body::Pythonic | Body::List(_) => c == '[',
             _ => return false,
         };
         let may_begin = self.fresh || self.after_call;

@@ -288,6 +288,24 @@ pub static FORMATS: &[Format] = &[
         ends: &["<|END_ACTION|>"],
         ..NONE
     },
+    // Gemma 4.
+    Format {
+        names: &["gemma4"],
+        begin: "<|tool_call>",
+        body: Body::Braced { quote: "<|\"|>" },
+        ends: &["<tool_call|>"],
+        ..NONE
+    },
+    // FunctionGemma.
+    Format {
+        names: &["functiongemma"],
+        begin: "<start_function_call>",
+        body: Body::Braced { quote: "<escape>" },
+        ends: &["<end_function_call>"],
+        ..NONE
+    },
+    // xLAM 2.
+    Format { names: &["xlam"], also_begin: &["<tool_call>"], ends: &["</tool_call>"], ..NONE },
     // Phi-4-mini.
     Format {
         names: &["phi4_mini_json"],

@@ -51,6 +51,8 @@ fn vocabulary() -> &'static Vocabulary {
             "</｜DSML｜parameter>\n",
             "</｜DSML｜ parameter>\n",
             "</steptml:parameter>",
+            "<escape>",
+            "<|\"|>",
             "\", \"",
             "e",
             " ",

@@ -122,6 +122,42 @@ fn tags_hold_values_as_they_stand_or_on_lines_of_their_own() {
 }
 
 #[test]
+fn gemmas_arguments_stand_in_braces() {
+    let call = |arguments: &str| format!("<|tool_call>call:add{{{arguments}}}<tool_call|>");
+    // vLLM gives the text "true" for a bare value in a list.
+    let nested = call("a:{b:[<|\"|>y<|\"|>,true,{c:None}],<|\"|>d<|\"|>:-1.5},b:<|\"|>}<tool_call|>{<|\"|>");
+    let value = json!({"a": {"b": ["y", true, {"c": null}], "d": -1.5}, "b": "}<tool_call|>{"});
+    check("gemma4", &format!("b{nested}after"), "bafter", &[add(value)]);
+    // The schema decides what a quoted number or a bare word is.
+    let typed =
+        "<|tool_call>call:get_weather{city:12345,days:<|\"|>3<|\"|>,tags:[<|\"|>7<|\"|>]}<tool_call|>";
+    check("gemma4", typed, "", &[("get_weather", json!({"city": "12345", "days": 3, "tags": ["7"]}))]);
+    for text in [
+        call("a"),
+        call("a:"),
+        "<|tool_call>add{}".to_owned(),
+        "<|tool_call>call:{}".to_owned(),
+        "<|tool_call>call:add{a:1".to_owned(),
+    ] {
+        check("gemma4", &text, &text, &[]);
+    }
+    let quoted = "b<start_function_call>call:add{a:<escape>x<escape>,b:<escape>2<escape>}<end_function_call>";
+    check("functiongemma", quoted, "b", &[add(json!({"a": "x", "b": 2}))]);
+    let thought = "<|channel>thought\nabc\n<channel|>def";
+    let parts = whole(&plan("gemma4", Some("gemma4"), Opening::Fresh), thought);
+    assert_eq!((parts.reasoning.as_str(), parts.content.as_str()), ("abc", "def"));
+}
+
+#[test]
+fn xlams_list_is_the_whole_answer_or_follows_a_mark() {
+    check("xlam", &format!("[{CITY}]"), "", &[city()]);
+    check("xlam", &format!("b<tool_call>[{CITY}]</tool_call>"), "b", &[city()]);
+    for text in ["[1, 2]", "[{\"name\": \"Ann\", \"arguments\": {}}]", "It is [{}]"] {
+        check("xlam", text, text, &[]);
+    }
+}
+
+#[test]
 fn gigachat_ends_its_text_before_a_call() {
     let call = "function call<|role_sep|>\n{\"name\": \"now\", \"arguments\": {}}";
     check("gigachat3", &format!("b<|message_sep|>\n\n{call}"), "b", &[("now", json!({}))]);
