@@ -22,7 +22,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 NOW = datetime.datetime(2026, 3, 9, 8, 5, 7)
 MARKS = re.findall(r'"((?:[^"\\]|\\.)*)"', (HERE.parents[1] / "text/src/formats/detect.rs").read_text().split("MARKS")[1].split("];")[0])
 MARKS = [mark.encode().decode("unicode_escape").encode("latin-1", "ignore").decode("utf-8", "ignore") if "\\" in mark else mark for mark in MARKS]
-MARKS += ["</think>", "[/THINK]"]
+MARKS += ["</think>", "[/THINK]", "</seed:think>", "<|END_THINKING|>", "<channel|>", "<response>", "<answer>", "<|START_RESPONSE|>", "<|START_TEXT|>"]
 
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city", "parameters": {
@@ -70,7 +70,7 @@ def make(archive):
                             prompt, written = turn(template, {"bos_token": "<s>", "eos_token": "</s>"}, message(calls, thought, form))
                         except (TemplateError, UndefinedError, TypeError, AttributeError, ValueError):
                             continue
-                        shows = not calls or any(mark in (written or "") for mark in ('"city"', ">city<", "=city>", "city="))
+                        shows = not calls or any(mark in (written or "") for mark in ('"city"', ">city<", "=city>", "city=", "city:"))
                         if written is not None and shows:
                             cases.append({"prompt_end": prompt[-40:], "text": written, "thought": thought if thought and thought in written else "",
                                           "content": "" if calls else "It is sunny.", "calls": [[name, arguments] for name, arguments in calls]})

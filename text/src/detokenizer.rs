@@ -30,11 +30,19 @@ impl Detokenizer {
         Self { kept, ..self }
     }
 
-    /// Appends to `out` the text that `token` completes.
-    pub fn push(&mut self, token: TokenId, out: &mut String) {
-        if self.skip_special_tokens && self.table.is_special(token) && !self.kept.contains(&token) {
-            return;
+    /// Appends to `out` the text that `token` completes. Returns where in `out` the text of `token` begins if
+    /// it is one of the kept special tokens: the same text written by ordinary tokens marks nothing.
+    pub fn push(&mut self, token: TokenId, out: &mut String) -> Option<usize> {
+        let is_special = self.table.is_special(token);
+        let is_kept = is_special && self.kept.contains(&token);
+        if is_special && self.skip_special_tokens && !is_kept {
+            return None;
         }
+        if is_kept {
+            // An incomplete character never continues in a special token.
+            self.finish(out);
+        }
+        let begin = is_kept.then_some(out.len());
         self.pending.extend_from_slice(self.table.get(token));
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() {
@@ -61,6 +69,7 @@ impl Detokenizer {
         }
         let kept = rest.len();
         self.pending.drain(..self.pending.len() - kept);
+        begin
     }
 
     /// Ends the text: an incomplete character becomes U+FFFD.
@@ -115,6 +124,18 @@ mod tests {
     fn special_tokens_are_skipped_or_written() {
         assert_eq!(pieces(&[0x61, 256, 0x62], true).concat(), "ab");
         assert_eq!(pieces(&[0x61, 256, 0x62], false).concat(), "a<|end|>b");
+    }
+
+    #[test]
+    fn a_kept_special_token_says_where_it_begins() {
+        let mut detokenizer = Detokenizer::new(bytes_table(), true).keeping(Arc::new([256]));
+        let mut text = String::new();
+        let mut begins = Vec::new();
+        let spelt = "<|end|>".bytes().map(TokenId::from);
+        for token in [0xC3, 256].into_iter().chain(spelt).chain([256]) {
+            begins.extend(detokenizer.push(token, &mut text));
+        }
+        assert_eq!((text.as_str(), begins.as_slice()), ("\u{FFFD}<|end|><|end|><|end|>", [3, 17].as_slice()));
     }
 
     proptest! {

@@ -21,7 +21,7 @@ use super::render_process::{RenderProcesses, Rendering};
 use super::sources::TextSources;
 use super::tokenizer::Tokenizer;
 use super::too_long::refuse_far_too_long;
-use crate::formats::{Formats, Opening};
+use crate::formats::{Formats, Opening, harmony};
 use crate::refused::TextRefused;
 
 /// Character that occurs in no marker.
@@ -48,6 +48,8 @@ pub struct ModelText {
     pub formats: Formats,
     /// Control tokens among the markers of these formats.
     pub kept: Arc<[TokenId]>,
+    /// Markers of GPT-OSS's channels that are control tokens: their spelling in ordinary tokens is text.
+    pub token_markers: Arc<[&'static str]>,
     /// Processes that render the chat template; `None` = this process renders.
     pub render_processes: Option<RenderProcesses>,
     /// Size and type, for display.
@@ -120,6 +122,9 @@ impl ModelText {
         let control = self.tokenizer.control();
         let found = formats.markers().into_iter().flat_map(|marker| control.find(marker, NO_MARK));
         self.kept = found.map(|(_, token)| token).collect();
+        let is_token = |marker: &&str| matches!(&control.find(marker, NO_MARK)[..], [(range, _)] if range.len() == marker.len());
+        let channels = formats.harmony.then_some(harmony::MARKERS);
+        self.token_markers = channels.into_iter().flatten().filter(is_token).collect();
         self.formats = formats;
     }
 
@@ -183,6 +188,7 @@ impl ModelText {
             workers_tokenizer: 0,
             formats: Formats::default(),
             kept: Arc::new([]),
+            token_markers: Arc::new([]),
         };
         text.set_formats(formats.unwrap_or_default());
         Ok(text)
@@ -307,6 +313,14 @@ mod tests {
         assert_eq!(&*text.name(), "skein-7m");
         assert_eq!(text.tokenizer.bytes().vocab_size(), 4096);
         assert!(text.chat_template.is_some());
+    }
+
+    #[test]
+    fn a_marker_of_channels_that_is_a_control_token_is_no_text() {
+        let text = with_template("<|start|>{{ messages }}<|channel|>");
+        assert!(text.formats.harmony);
+        assert_eq!(*text.token_markers, ["<|end|>"], "the only one that this tokenizer has");
+        assert_eq!(*shipped().token_markers, [""; 0]);
     }
 
     #[test]

@@ -473,7 +473,9 @@ mod tests {
         assert_eq!(tokenizer.decode(&ids, true).unwrap(), "Hi Hi😀");
         let mut detokenizer = Detokenizer::new(tokenizer.bytes().clone(), true);
         let mut text = String::new();
-        ids.iter().for_each(|id| detokenizer.push(*id, &mut text));
+        for id in &ids {
+            detokenizer.push(*id, &mut text);
+        }
         assert_eq!(text, " Hi Hi😀");
     }
 

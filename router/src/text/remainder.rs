@@ -64,16 +64,19 @@ impl Remainder {
         if !self.is_continued() || !delta.text.is_char_boundary(bytes) {
             return Err(Refusal::NotContinued);
         }
+        let cut = delta.control_at.partition_point(|at| *at < bytes);
         let new = TextDelta {
             sample_index: delta.sample_index,
             from_position: delta.from_position.saturating_add(tokens as u32),
             text: delta.text.split_off(bytes),
+            control_at: delta.control_at.split_off(cut).into_iter().map(|at| at - bytes).collect(),
             tokens: delta.tokens.split_off(tokens),
             logprobs: delta.logprobs.split_off(tokens.min(delta.logprobs.len())),
             finish: delta.finish.take_if(|_| !self.had.finished),
         };
         Ok((delta, new))
     }
+
     /// Whether the client can have received a part of the output so far. A number of tokens always completes
     /// the same text, so neither count may pass the client's before the other reaches it.
     fn is_continued(&self) -> bool {
@@ -119,6 +122,14 @@ mod tests {
         );
         assert_eq!((old.finish, new.finish, new.from_position), (None, Some(TextFinish::Length), 1));
         assert_eq!(rest.seen(), Received { tokens: 5, text_bytes: 4, finished: true });
+    }
+
+    #[test]
+    fn control_tokens_stay_with_their_text() {
+        let mut rest = had(2, 4, false);
+        let marked = TextDelta { control_at: vec![0, 3, 4, 9], ..delta("<a>b<c>d e<f>", 4, false) };
+        let (old, new) = rest.part(marked).unwrap();
+        assert_eq!((old.control_at, new.control_at), (vec![0, 3], vec![0, 5]));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use skein_text::formats::Plan;
 use skein_text::model_text::ModelText;
 use skein_text::stop::StopMatcher;
 
+use super::control_marks::ControlMarks;
 use crate::drain::Lease;
 use crate::generator::TokenSource;
 use crate::refusal::Refusal;
@@ -67,6 +68,8 @@ pub struct TextDelta {
     pub from_position: u32,
     /// The new text.
     pub text: String,
+    /// Where in `text` the control tokens begin that mark parts of the answer, ascending.
+    pub control_at: Vec<usize>,
     /// The new tokens, without a stop token.
     pub tokens: Vec<TokenId>,
     /// One for each of `tokens` if requested, else empty.
@@ -119,6 +122,7 @@ pub struct Usage {
 struct Sample {
     detokenizer: Detokenizer,
     stop: StopMatcher,
+    marks: ControlMarks,
     /// Whether the text includes what stopped it.
     include_stop: bool,
     output_tokens: u32,
@@ -140,6 +144,7 @@ impl TextStream {
             detokenizer: Detokenizer::new(text.tokenizer.bytes().clone(), options.skip_special_tokens)
                 .keeping(kept.clone()),
             stop: StopMatcher::new(&options.stop, options.include_stop_str_in_output),
+            marks: ControlMarks::default(),
             include_stop: options.include_stop_str_in_output,
             output_tokens: 0,
             ended: false,
@@ -284,20 +289,27 @@ impl Sample {
             out.tokens.push(token);
             out.logprobs.extend(logprobs.next());
             let mut piece = String::new();
-            self.detokenizer.push(token, &mut piece);
+            self.push(token, &mut piece);
             if let Some(stop) =
                 self.stop.push(&piece, self.output_tokens > sampling.min_tokens, &mut out.text)
             {
                 out.finish = Some(TextFinish::Stop(StopCause::Text(stop)));
                 self.ended = true;
-                return out;
+                break;
             }
         }
-        if let Some(finish) = delta.finish {
+        if let Some(finish) = delta.finish.filter(|_| !self.ended) {
             self.ended = true;
             out.finish = Some(self.flush(finish, sampling, &mut out.text));
         }
+        out.control_at = self.marks.released(out.text.len());
         out
+    }
+
+    /// Appends to `piece` the text that `token` completes.
+    fn push(&mut self, token: TokenId, piece: &mut String) {
+        let begin = self.detokenizer.push(token, piece);
+        self.marks.add(begin, piece.len());
     }
 
     /// Appends the remaining text after the worker has ended the sample.
@@ -306,7 +318,7 @@ impl Sample {
         if let FinishReason::Stop(Some(token)) = finish
             && self.include_stop
         {
-            self.detokenizer.push(token, &mut piece);
+            self.push(token, &mut piece);
         }
         self.detokenizer.finish(&mut piece);
         if let Some(stop) = self.stop.push(&piece, self.output_tokens > sampling.min_tokens, text) {
@@ -330,6 +342,7 @@ mod tests {
     use skein_choice::fleet::KnownAdapters;
     use skein_node::clock::Timestamp;
     use skein_proto::sampling::SamplingOptions;
+    use skein_text::formats::{Formats, Opening};
 
     use super::*;
     use crate::config::RequestLimits;
@@ -425,6 +438,39 @@ mod tests {
             }
             assert_eq!((all.as_str(), end), (text, Some(TextFinish::Stop(cause))));
         }
+    }
+
+    #[tokio::test]
+    async fn control_tokens_are_told_from_their_spelling() {
+        let end = 1;
+        let first =
+            TokenDelta { tokens: [tokens("a<|end|>|en"), vec![end]].concat(), ..TokenDelta::default() };
+        let script = Script::of([first, delta(0, "b"), finish(0, FinishReason::Length)]);
+        let (text, limits) = (model_text(), script.model_limits().unwrap());
+        let offer = Offer { model: &limits, adapters: &KnownAdapters::default() };
+        let draft = Draft { prompt: Prompt::Text("hi".to_owned()), ..Draft::default() };
+        let (request, mut options) =
+            validate(draft, &text, offer, &RequestLimits::default(), Timestamp::ZERO).unwrap();
+        let formats = Formats::default().with(Some("openai"), None).unwrap();
+        options.split = Some(Split { plan: Arc::new(plan_of(formats)), kept: Arc::new([end]) });
+        // Holds back what may become the stop string.
+        options.stop = vec!["|end|>!".to_owned()];
+        let source = script.submit(request.clone()).await.unwrap();
+        let mut stream =
+            TextStream::new(source, &request, &options, &text, Drain::default().enter().unwrap());
+        let (mut whole, mut control_at) = (String::new(), Vec::new());
+        while let Some(delta) = stream.next().await {
+            let delta = delta.unwrap();
+            control_at.extend(delta.control_at.iter().map(|at| whole.len() + at));
+            whole.push_str(&delta.text);
+        }
+        assert_eq!((whole.as_str(), control_at), ("a<|end|>|en<|end|>b", vec![11]));
+    }
+
+    fn plan_of(formats: Formats) -> Plan {
+        let Formats { calls, reasoning, harmony } = formats;
+        let (token_markers, functions) = (Arc::new(["<|end|>"]), Arc::new([]));
+        Plan { calls, reasoning, opening: Opening::Fresh, harmony, token_markers, held: false, functions }
     }
 
     #[tokio::test]

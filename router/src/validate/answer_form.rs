@@ -155,6 +155,7 @@ pub fn split(draft: &Draft, opening: Opening, text: &ModelText) -> Option<Split>
         reasoning: formats.reasoning,
         opening,
         harmony: formats.harmony,
+        token_markers: text.token_markers.clone(),
         held: holds_calls(tools) || draft.constraint.is_some(),
         functions: tools.functions.clone(),
     };

@@ -81,7 +81,7 @@ async fn answer(
         let delta = delta.unwrap_or_else(|refusal| panic!("{cut:?}: {refusal}"));
         let index = delta.sample_index as usize;
         places += delta.tokens.len();
-        let mut pieces = splitters[index].push(&delta.text);
+        let mut pieces = splitters[index].push(&delta.text, &delta.control_at);
         if let Some(finish) = &delta.finish {
             pieces.extend(splitters[index].finish());
             heard[index].reason = Some(finish.reason());

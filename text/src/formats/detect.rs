@@ -39,9 +39,27 @@ pub struct UnknownParser {
 /// format that we do not support although its template resembles a supported one.
 const MARKS: &[(&[&str], &str)] = &[
     (&["<|channel|>", "<|start|>"], "openai"),
-    (&["<seed:tool_call>"], ""),
+    (&["<seed:tool_call>"], "seed_oss"),
+    (&["<minimax:tool_call>"], "minimax_m2"),
     (&["minimax"], ""),
+    (&["<dots_function_call>"], "dots"),
+    (&["｜DSML｜ calls"], "deepseek_v41"),
+    (&["｜DSML｜", " calls>"], "deepseek_v41"),
+    (&["｜DSML｜", "tool_calls>"], "deepseek_v4"),
+    (&["｜DSML｜", "function_calls>"], "deepseek_v32"),
+    (&["<longcat_tool_call>"], "longcat"),
+    (&["<|tool_call>call:"], "gemma4"),
+    (&["<start_function_call>"], "functiongemma"),
+    (&["<|START_ACTION|>", "tool_name"], "cohere_command3"),
+    (&["<|action_start|>", "<|plugin|>"], "internlm"),
+    (&["<|function_call|>", "<|role_sep|>"], "gigachat3"),
+    (&["function call", "<|role_sep|>"], "gigachat3"),
+    (&["<｜tool_calls_begin｜>", "<steptml:invoke"], "step3"),
+    (&["<tool_calls>["], "hunyuan_a13b"),
     (&["<tool_calls>"], ""),
+    (&["functools["], "functools"),
+    (&["<function_calls>", "<invoke"], ""),
+    (&["<function_calls>"], "olmo3"),
     (&["<function=", "<|python_tag|>"], ""),
     (&["<|tool_call_start|>"], "lfm2"),
     (&["<function=", "<parameter="], "qwen3_coder"),
@@ -60,12 +78,19 @@ const MARKS: &[(&[&str], &str)] = &[
     (&["\"name\": function name, \"parameters\""], "llama3_json"),
 ];
 
+/// Names in vLLM that stand for two formats, and our name of the second.
+const VARIANTS: [(&str, &str); 2] = [("mistral", "mistral_v11"), ("phi4_mini_json", "functools")];
+
 impl Formats {
     /// Detects the formats from the source of a chat template.
     pub fn of_template(source: &str) -> Self {
         let found = MARKS.iter().find(|(marks, _)| marks.iter().all(|mark| source.contains(mark)));
         let calls = found.and_then(|(_, name)| format(name));
-        let reasoning = REASONING.iter().find(|one| source.contains(one.close));
+        let shows = |one: &&Reasoning| source.contains(one.close);
+        let answers = |one: &&Reasoning| one.answer_open.iter().any(|open| source.contains(open));
+        let with_answer = REASONING.iter().filter(shows).find(answers);
+        let reasoning =
+            with_answer.or_else(|| REASONING.iter().find(|one| shows(one) && !one.names.is_empty()));
         Self { calls, reasoning, harmony: is_harmony(calls) }
     }
 
@@ -76,9 +101,9 @@ impl Formats {
     pub fn with(mut self, calls: Option<&str>, reasoning: Option<&str>) -> Result<Self, UnknownParser> {
         if let Some(name) = calls {
             let named = format(name).ok_or_else(|| unknown(name, call_parsers()))?;
-            // vLLM uses one name for both of Mistral's formats; the template distinguishes them.
-            let is_newer = name == "mistral" && self.calls == format("mistral_v11");
-            self.calls = if is_newer { self.calls } else { Some(named) };
+            // vLLM uses one name for two formats; the template distinguishes them.
+            let is_other = VARIANTS.iter().any(|(one, other)| name == *one && self.calls == format(other));
+            self.calls = if is_other { self.calls } else { Some(named) };
             self.harmony = is_harmony(self.calls);
         }
         if let Some(name) = reasoning {
@@ -139,12 +164,13 @@ impl Formats {
     /// Every marker of the formats. Detokenization must keep control tokens among them in the text.
     pub fn markers(&self) -> Vec<&'static str> {
         let mut markers = Vec::new();
-        if let Some(Reasoning { open, close, .. }) = self.reasoning {
-            markers.extend([*open, *close]);
+        if let Some(reasoning) = self.reasoning {
+            markers.extend([reasoning.open, reasoning.close]);
+            markers.extend(reasoning.answer_open.iter().chain(reasoning.answer_close));
         }
         if let Some(format) = self.calls {
             markers.extend([format.section_begin, format.begin, format.section_end]);
-            markers.extend(format.ends);
+            markers.extend(format.also_begin.iter().chain(format.ends));
             match &format.body {
                 Body::Named { before, after, .. } => markers.extend([*before, *after, "[CALL_ID]"]),
                 Body::Keyed(keyed) => {
@@ -152,7 +178,8 @@ impl Formats {
                     markers.extend([keyed.value_open, keyed.value_close, keyed.close]);
                 }
                 Body::Harmony => markers.extend(super::harmony::MARKERS),
-                Body::Envelope { .. } | Body::List | Body::Pythonic => {}
+                Body::Braced { quote } => markers.push(*quote),
+                Body::Envelope { .. } | Body::List(_) | Body::Pythonic | Body::PythonicLines => {}
             }
         }
         markers.retain(|marker| !marker.is_empty());

@@ -202,9 +202,9 @@ impl Envelope {
 
 fn field(key: &str) -> Field {
     match key {
-        "name" => Field::Name,
+        "name" | "tool_name" => Field::Name,
         "arguments" | "parameters" => Field::Arguments,
-        "type" | "id" => Field::Kind,
+        "type" | "id" | "tool_call_id" => Field::Kind,
         _ => Field::Other,
     }
 }
@@ -212,6 +212,8 @@ fn field(key: &str) -> Field {
 /// Parser of a JSON list that holds all calls.
 #[derive(Debug, Default)]
 pub struct List {
+    /// As for [`Envelope`].
+    only_known: bool,
     item: Option<Envelope>,
     opened: bool,
     /// After a comma, so the next value must be an object.
@@ -220,6 +222,11 @@ pub struct List {
 }
 
 impl List {
+    /// Parser that expects `[`.
+    pub fn new(only_known: bool) -> Self {
+        Self { only_known, ..Self::default() }
+    }
+
     /// Consumes the next character.
     pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
         if let Some(item) = &mut self.item {
@@ -238,7 +245,7 @@ impl List {
             }
             '{' if self.opened && (self.items == 0 || self.after_comma) => {
                 self.after_comma = false;
-                let mut item = Envelope::new(false);
+                let mut item = Envelope::new(self.only_known);
                 let step = item.step(c, plan, out);
                 self.item = Some(item);
                 step

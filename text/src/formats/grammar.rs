@@ -4,14 +4,14 @@
 use serde_json::{Value, json};
 use skein_grammar::{JsonForm, Refused, Source};
 
+use super::braced_grammar::braced_call;
+use super::lark::{Lark, escaped, quoted};
 use super::tools::{Choice, Function, ToolUse, ValueKind};
-use super::{Body, Format, Formats, Keyed, Opening};
+use super::{Body, Format, Formats, Keyed, Keys, Opening};
 use crate::control::ControlTokens;
 
 /// White space allowed between regions.
 const GAP: &str = "/[ \\t\\r\\n]{1,16}/";
-/// Character that occurs in no marker.
-const UNUSED_MARK: char = '\u{FDEF}';
 
 /// Inputs of an answer's grammar.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Answer<'_> {
         if calls.is_none() && self.last.is_none() {
             return Ok(None);
         }
-        let mut lark = Lark { rules: String::new(), count: 0, control: self.control };
+        let mut lark = Lark::new(self.control);
         let start = if self.formats.harmony {
             self.channels(&mut lark)
         } else {
@@ -111,9 +111,25 @@ impl Answer<'_> {
         }
     }
 
+    /// Optional markers before and after the content, which free text cannot contain if they are control
+    /// tokens.
+    fn answer_markers(&self, lark: &mut Lark<'_>) -> (String, String) {
+        let Some(reasoning) = self.formats.reasoning else { return Default::default() };
+        let one_of = |markers: &[&str]| {
+            let markers: Vec<String> = markers.iter().map(|marker| lark.spelt(marker)).collect();
+            markers.join(" | ")
+        };
+        let (open, close) = (one_of(reasoning.answer_open), one_of(reasoning.answer_close));
+        if open.is_empty() {
+            return Default::default();
+        }
+        (format!("(gap? ({open}) gap?)? "), format!(" (gap? ({close}))?"))
+    }
+
     /// Region for free text, calls, or the final text.
     fn main(&self, lark: &mut Lark<'_>, calls: Option<&'static Format>) -> Result<String, Refused> {
-        let last = self.last.map(Source::nested);
+        let (open, close) = self.answer_markers(lark);
+        let last = self.last.map(|last| format!("{open}{}{close}", last.nested()));
         let Some(format) = calls else { return Ok(last.unwrap_or_default()) };
         let (first, rest) = self.calls(lark, format)?;
         let rest = lark.rule(&rest);
@@ -122,17 +138,18 @@ impl Answer<'_> {
             (Choice::Auto, Some(last)) => format!("({whole} | {})", lark.rule(&last)),
             // Without a marker, only its first character distinguishes a call from text.
             (Choice::Auto, None) if first.is_empty() => {
-                let bracket = if format.body == Body::Pythonic { "\\[" } else { "{" };
+                let is_list = matches!(format.body, Body::Pythonic | Body::List(_));
+                let bracket = if is_list { "\\[" } else { "{" };
                 lark.rules += &format!("PLAIN: FREE & /(?s:[^\\s{bracket}].*)/\n");
                 format!("({rest} | PLAIN)?")
             }
             (Choice::Auto, None) => {
                 let text_and_calls = format!("{} {rest}", lark.until("FREE", first));
-                let text = lark.rule("FREE?");
+                let text = lark.rule(&format!("FREE?{close}"));
                 if self.tools.parallel {
-                    format!("({text_and_calls})* {text}")
+                    format!("{open}({text_and_calls})* {text}")
                 } else {
-                    format!("({text_and_calls} | {text})")
+                    format!("{open}({text_and_calls} | {text})")
                 }
             }
             _ => whole,
@@ -152,10 +169,14 @@ impl Answer<'_> {
         let more = |between: &str, one: &str| {
             if self.tools.parallel { format!(" ({between} {one})*") } else { String::new() }
         };
-        let calls = if matches!(format.body, Body::List | Body::Pythonic) {
+        let calls = if format.body == Body::PythonicLines {
+            format!("{one}{}{ends}", more(&quoted("\n"), &one))
+        } else if matches!(format.body, Body::List(_) | Body::Pythonic) {
             format!("\"[\" {one}{} \"]\"{ends}", more(&quoted(", "), &one))
         } else {
-            let between = format!("{} {}", lark.spelt(format.between), lark.spelt(format.begin));
+            // One literal: the lexer takes the longest and never goes back, and the end of the section may
+            // begin alike.
+            let between = lark.spelt(&format!("{}{}", format.between, format.begin));
             let one = lark.rule(&format!("{one}{ends}"));
             format!("{one}{}", more(&between, &one))
         };
@@ -199,14 +220,15 @@ impl Answer<'_> {
 }
 
 /// A function, and the form of JSON in its arguments.
-struct Formed<'a> {
-    function: &'a Function,
+pub struct Formed<'a> {
+    /// The function.
+    pub function: &'a Function,
     json: JsonForm,
 }
 
 impl Formed<'_> {
     /// Grammar of one argument.
-    fn argument(&self, schema: &Value) -> Result<String, Refused> {
+    pub fn argument(&self, schema: &Value) -> Result<String, Refused> {
         let mut inner = schema.clone();
         for definitions in ["$defs", "definitions"] {
             if let (Some(defined), Value::Object(fields)) =
@@ -232,16 +254,22 @@ fn call(lark: &mut Lark<'_>, body: &Body, formed: &Formed<'_>, arguments: &str) 
             let begin = format!("{pad}{{\"name\": \"{name}\", \"{key}\": ");
             format!("{} {arguments} {}", quoted(&begin), quoted(&format!("}}{pad}")))
         }
-        Body::List => {
+        Body::List(Keys::Name) => {
             let begin = format!("{{\"name\": \"{name}\", \"arguments\": ");
             format!("{} {arguments} \"}}\"", quoted(&begin))
+        }
+        Body::List(Keys::ToolName) => {
+            let begin = format!("\", \"tool_name\": \"{name}\", \"parameters\": ");
+            let id = quoted("{\"tool_call_id\": \"");
+            format!("{id} /[0-9]{{1,3}}/ {} {arguments} \"}}\"", quoted(&begin))
         }
         Body::Named { before, after, numbered } => {
             let number = if *numbered { " \":\" /[0-9]{1,3}/ " } else { " " };
             format!("{}{number}{} {arguments}", lark.spelt(&format!("{before}{name}")), lark.spelt(after))
         }
         Body::Keyed(keyed) => keyed_call(lark, keyed, formed)?,
-        Body::Pythonic => pythonic_call(formed),
+        Body::Pythonic | Body::PythonicLines => pythonic_call(formed),
+        Body::Braced { quote } => braced_call(lark, quote, formed)?,
         Body::Harmony => String::new(),
     })
 }
@@ -251,7 +279,9 @@ fn keyed_call(lark: &mut Lark<'_>, tags: &Keyed, formed: &Formed<'_>) -> Result<
     let function = formed.function;
     let mut parts = vec![lark.spelt(&format!("{}{}{}", tags.name_open, function.name, tags.name_close))];
     for (key, schema) in function.properties().into_iter().flatten() {
-        let open = lark.spelt(&format!("{}{key}{}{}", tags.key_open, tags.key_close, tags.value_open));
+        let is_text = function.kind(key) != ValueKind::Json;
+        let kind = if tags.typed { format!("\" string=\"{is_text}\"") } else { String::new() };
+        let open = lark.spelt(&format!("{}{key}{kind}{}{}", tags.key_open, tags.key_close, tags.value_open));
         let value = keyed_value(lark, tags, formed, key, schema)?;
         let argument = format!("{open} {value}");
         let mark = if function.requires(key) { "" } else { "?" };
@@ -277,19 +307,8 @@ fn keyed_value(
         return Ok(format!("({}) {end}", values.join(" | ")));
     }
     if kind != ValueKind::Json {
-        let limits = ["pattern", "format", "minLength", "maxLength", "const"];
-        if let Some(keyword) =
-            limits.iter().find(|limit| schema.get(*limit).is_some()).filter(|_| function.strict)
-        {
-            return Err(Refused::Keyword {
-                pointer: format!("/properties/{}", key.replace('~', "~0").replace('/', "~1")),
-                keyword: (*keyword).to_owned(),
-                reason:
-                    "this model writes strings between tags, where it cannot be enforced; use enum, or leave \
-                         it out"
-                        .to_owned(),
-            });
-        }
+        let pointer = format!("/properties/{}", key.replace('~', "~0").replace('/', "~1"));
+        refuse_limits(formed, schema, &pointer)?;
         // The splitter accepts a closing tag with or without the line break before it.
         let tag = tags.value_close.trim();
         let after = tags.value_close.trim_start().trim_start_matches(tag);
@@ -299,117 +318,58 @@ fn keyed_value(
     Ok(format!("{} {end}", formed.argument(schema).or_else(any)?))
 }
 
-/// `f(a=1, b="x")`: required arguments in schema order, then any optional ones.
+/// Refuses a strict function if `schema`, at the pointer `at`, limits a string that is not written as JSON.
+pub fn refuse_limits(formed: &Formed<'_>, schema: &Value, at: &str) -> Result<(), Refused> {
+    let limits = ["pattern", "format", "minLength", "maxLength", "const"];
+    let found = limits.iter().find(|limit| schema.get(*limit).is_some());
+    match found.filter(|_| formed.function.strict) {
+        Some(keyword) => Err(Refused::Keyword {
+            pointer: at.to_owned(),
+            keyword: (*keyword).to_owned(),
+            reason:
+                "this model writes strings between tags, where it cannot be enforced; use enum, or leave \
+                     it out"
+                    .to_owned(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// `f(a=1, b="x")`.
 fn pythonic_call(formed: &Formed<'_>) -> String {
     let function = formed.function;
     let value = |schema: &Value| {
         let any = |_| formed.any_argument();
         formed.argument(schema).or_else(any).unwrap_or_else(|_| "%json {}".to_owned())
     };
-    let (mut first, mut text) = (true, quoted(&format!("{}(", function.name)));
-    let properties = function.properties();
-    let (required, others): (Vec<_>, Vec<_>) =
-        properties.into_iter().flatten().partition(|(key, _)| function.requires(key));
-    for (key, schema) in required {
-        let comma = if std::mem::take(&mut first) { "" } else { ", " };
-        text += &format!(" {} {}", quoted(&format!("{comma}{key}=")), value(schema));
+    let properties = function.properties().into_iter().flatten();
+    let members: Vec<(&str, bool, String)> =
+        properties.map(|(key, schema)| (key.as_str(), function.requires(key), value(schema))).collect();
+    format!("{} {} \")\"", quoted(&format!("{}(", function.name)), keywords(&members, "=", ", "))
+}
+
+/// `a=1, b="x"`: required members in schema order, then any optional ones. A member is its key, whether it is
+/// required, and the rule of its value.
+pub fn keywords(members: &[(&str, bool, String)], equals: &str, comma: &str) -> String {
+    let (mut first, mut text) = (true, String::new());
+    let (required, others): (Vec<_>, Vec<_>) = members.iter().partition(|(_, required, _)| *required);
+    for (key, _, value) in required {
+        let comma = if std::mem::take(&mut first) { "" } else { comma };
+        text += &format!(" {} {value}", quoted(&format!("{comma}{key}{equals}")));
     }
     if first && !others.is_empty() {
-        // Any optional argument may come first.
+        // Any optional member may come first.
         let mut rest = String::new();
         let mut starts = Vec::new();
-        for (key, schema) in others.iter().rev() {
-            starts.push(format!("{} {}{rest}", quoted(&format!("{key}=")), value(schema)));
-            rest = format!(" ({} {})?{rest}", quoted(&format!(", {key}=")), value(schema));
+        for (key, _, value) in others.iter().rev() {
+            starts.push(format!("{} {value}{rest}", quoted(&format!("{key}{equals}"))));
+            rest = format!(" ({} {value})?{rest}", quoted(&format!("{comma}{key}{equals}")));
         }
         text += &format!(" ({})?", starts.join(" | "));
     } else {
-        for (key, schema) in others {
-            text += &format!(" ({} {})?", quoted(&format!(", {key}=")), value(schema));
+        for (key, _, value) in others {
+            text += &format!(" ({} {value})?", quoted(&format!("{comma}{key}{equals}")));
         }
     }
-    text + " \")\""
-}
-
-/// Rules of a Lark grammar under construction.
-struct Lark<'a> {
-    rules: String,
-    count: usize,
-    control: &'a ControlTokens,
-}
-
-impl Lark<'_> {
-    /// Adds a rule and returns its name.
-    fn rule(&mut self, body: &str) -> String {
-        self.count += 1;
-        let name = format!("r{}", self.count);
-        self.rules += &format!("{name}: {body}\n");
-        name
-    }
-
-    /// Encodes `text` as literals and control tokens.
-    fn spelt(&self, text: &str) -> String {
-        let mut parts = Vec::new();
-        let mut from = 0;
-        for (range, token) in self.control.find(text, UNUSED_MARK) {
-            parts.extend(Some(&text[from..range.start]).filter(|part| !part.is_empty()).map(quoted));
-            parts.push(format!("<[{token}]>"));
-            from = range.end;
-        }
-        parts.extend(Some(&text[from..]).filter(|part| !part.is_empty()).map(quoted));
-        parts.join(" ")
-    }
-
-    /// Text that matches the rule `free`, up to and including `marker`.
-    fn until(&mut self, free: &str, marker: &str) -> String {
-        if self.has_control(marker) {
-            // Free text cannot contain control tokens, so the marker ends it.
-            let marker = self.spelt(marker);
-            return self.rule(&format!("{free}? {marker}"));
-        }
-        self.count += 1;
-        let name = format!("r{}", self.count);
-        self.rules += &format!("{name}[lazy]: {free}? {}\n", quoted(marker));
-        name
-    }
-
-    /// At most `most` tokens of any text, then `marker`, if `marker` is a control token; otherwise as
-    /// [`until`](Self::until). After `most` tokens only the marker is allowed. This depends on the tokens
-    /// alone, so a stream is cut at the same position on any worker.
-    fn until_within(&mut self, most: u32, marker: &str) -> String {
-        if self.has_control(marker) {
-            let (text, marker) = (self.text_within(most), self.spelt(marker));
-            return self.rule(&format!("{text}? {marker}"));
-        }
-        // Text could contain this marker, and a grammar cannot both bound text and search it for the marker.
-        self.until("ANY", marker)
-    }
-
-    /// At least one and at most `most` tokens of any text.
-    fn text_within(&mut self, most: u32) -> String {
-        self.count += 1;
-        let name = format!("text{}", self.count);
-        self.rules += &format!("{name}[max_tokens={most}]: /(?s:.+)/\n");
-        name
-    }
-
-    fn has_control(&self, text: &str) -> bool {
-        !self.control.find(text, UNUSED_MARK).is_empty()
-    }
-}
-
-fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
-}
-
-/// Escapes `text` for use in a regular expression.
-fn escaped(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        if "\\.+*?()|[]{}^$/".contains(c) {
-            out.push('\\');
-        }
-        out.push(c);
-    }
-    out
+    text
 }

@@ -35,6 +35,8 @@ enum At {
     /// Expects the tag before the function's name.
     Open,
     Name,
+    /// Expects the rest of the tag after the function's name.
+    NameClose,
     /// Between two arguments.
     Between,
     Key,
@@ -74,6 +76,9 @@ impl KeyedCall {
         match self.at {
             At::Open => self.tag(c, self.tags.name_open, At::Name),
             At::Name => self.name(c, plan, out),
+            At::NameClose => {
+                self.tag(c, self.tags.name_close.trim().get(1..).unwrap_or_default(), At::Between)
+            }
             At::Between => self.between(c, out),
             At::Key => self.key(c, plan, out),
             At::ValueOpen if self.tags.value_open.trim().is_empty() => {
@@ -121,7 +126,7 @@ impl KeyedCall {
         }
         out.call(&self.name);
         out.argument('{');
-        self.at = At::Between;
+        self.at = if close.len() > 1 { At::NameClose } else { At::Between };
         if close.is_empty() { self.step(c, plan, out) } else { Consumed::More }
     }
 
@@ -162,8 +167,16 @@ impl KeyedCall {
             return Consumed::Fail;
         }
         if found.is_some() {
-            let key = self.key.trim().to_owned();
-            self.kind = plan.function(&self.name).map_or(ValueKind::Text, |function| function.kind(&key));
+            let mut key = self.key.trim();
+            if self.tags.typed {
+                let (name, attributes) = key.split_once('"').unwrap_or((key, ""));
+                let is_text = attributes.trim() == "string=\"true\"";
+                self.kind = if is_text { ValueKind::Text } else { ValueKind::Json };
+                key = name;
+            } else {
+                self.kind = plan.function(&self.name).map_or(ValueKind::Text, |function| function.kind(key));
+            }
+            let key = key.to_owned();
             let comma = if self.members > 0 { ", " } else { "" };
             self.members += 1;
             out.arguments(&format!("{comma}{}: ", serde_json::Value::from(key)));

@@ -3,13 +3,16 @@
 //! both derived from that value, so they agree on every boundary.
 //!
 //! Pure: text in, pieces out. Knows no requests, no transport, and no tokens except the ids of control
-//! tokens.
+//! tokens and where in a text they begin.
 
+mod braced_call;
+mod braced_grammar;
 mod detect;
 mod envelope;
 pub mod grammar;
-mod harmony;
+pub mod harmony;
 mod keyed_call;
+mod lark;
 mod named_call;
 mod out;
 mod pythonic;
@@ -34,6 +37,8 @@ pub struct Format {
     pub section_begin: &'static str,
     /// Starts a call. If empty, calls have no marker and must be the whole answer.
     pub begin: &'static str,
+    /// Other markers that start a call; a constrained answer has `begin`.
+    pub also_begin: &'static [&'static str],
     /// Syntax between the markers.
     pub body: Body,
     /// Markers after a call, in this order; a model may omit them.
@@ -57,7 +62,7 @@ pub enum Body {
         pad: &'static str,
     },
     /// A JSON list that holds all calls of the answer as such objects.
-    List,
+    List(Keys),
     /// The name in plain text, then a JSON object.
     Named {
         /// Text before the name.
@@ -71,8 +76,24 @@ pub enum Body {
     Keyed(Keyed),
     /// A Python list of calls with keyword arguments: all calls of the answer.
     Pythonic,
+    /// The same calls without brackets, each on a line.
+    PythonicLines,
+    /// `call:`, the name, and arguments in braces.
+    Braced {
+        /// Before and after a string.
+        quote: &'static str,
+    },
     /// GPT-OSS's channels, which also carry reasoning.
     Harmony,
+}
+
+/// Keys of a call in a JSON list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keys {
+    /// `name` and `arguments`.
+    Name,
+    /// `tool_call_id`, `tool_name` and `parameters`.
+    ToolName,
 }
 
 /// Tags of a call whose arguments are plain text; the function's schema decides their types.
@@ -94,6 +115,9 @@ pub struct Keyed {
     pub value_pad: &'static str,
     /// After the last argument.
     pub close: &'static str,
+    /// The tag of an argument's name has `string="true"` if the value is plain text, and `string="false"` if
+    /// it is JSON, so the schema decides nothing.
+    pub typed: bool,
 }
 
 /// Format of call ids; some chat templates validate it.
@@ -132,6 +156,10 @@ pub struct Reasoning {
     pub close: &'static str,
     /// An answer starts with reasoning even if neither the prompt nor the answer contains `open`.
     pub implicit: bool,
+    /// Markers before the content that are no part of it.
+    pub answer_open: &'static [&'static str],
+    /// Markers after that content, at the end of the answer.
+    pub answer_close: &'static [&'static str],
 }
 
 /// What the splitter looks for in one answer.
@@ -145,6 +173,8 @@ pub struct Plan {
     pub opening: Opening,
     /// The answer uses GPT-OSS's channels.
     pub harmony: bool,
+    /// Markers of GPT-OSS's channels that only a control token is, not its spelling in other tokens.
+    pub token_markers: std::sync::Arc<[&'static str]>,
     /// A grammar holds the calls to their place, so text elsewhere that resembles one is none.
     pub held: bool,
     /// Functions that the model may call.
@@ -173,6 +203,11 @@ impl Plan {
 
 /// Longest function name, in bytes; OpenAI allows 64.
 pub const MAX_NAME_BYTES: usize = 128;
+
+/// Whether `found` is the marker `marker`; white space around markers is no part of them.
+fn is_marker(found: &str, marker: &str) -> bool {
+    !marker.is_empty() && found == marker.trim_matches(skim::is_space)
+}
 
 /// Whether `c` can be part of a function's name.
 fn in_name(c: char) -> bool {

@@ -1,5 +1,5 @@
-//! Calls as a Python list: `[f(a=1), g(b="x")]`. Each call is emitted whole, because a Python literal can be
-//! converted to JSON only when it is complete.
+//! Calls as a Python list: `[f(a=1), g(b="x")]`, or as one call without brackets. Each call is emitted whole,
+//! because a Python literal can be converted to JSON only when it is complete.
 
 use serde_json::{Map, Number, Value};
 
@@ -13,6 +13,8 @@ const MAX_DEPTH: usize = 64;
 #[derive(Debug, Default)]
 pub struct Pythonic {
     opened: bool,
+    /// One call, without brackets.
+    is_alone: bool,
     name: String,
     /// Text inside the parentheses; `None` outside them.
     arguments: Option<String>,
@@ -24,6 +26,11 @@ pub struct Pythonic {
 }
 
 impl Pythonic {
+    /// Parser of one call without brackets.
+    pub fn alone() -> Self {
+        Self { opened: true, is_alone: true, ..Self::default() }
+    }
+
     /// Consumes the next character.
     pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
         if self.arguments.is_some() {
@@ -62,7 +69,7 @@ impl Pythonic {
                 self.arguments = None;
                 self.after_comma = false;
                 self.items += 1;
-                return Consumed::More;
+                return if self.is_alone { Consumed::Done } else { Consumed::More };
             }
             (None, ')' | ']' | '}') => match self.depth.checked_sub(1) {
                 Some(depth) => self.depth = depth,
@@ -73,6 +80,13 @@ impl Pythonic {
         text.push(c);
         Consumed::More
     }
+}
+
+/// The value of a Python literal; `None` if `text` is none.
+pub fn literal(text: &str) -> Option<Value> {
+    let mut literal = Literal { rest: text };
+    let value = literal.value(0)?;
+    literal.rest.trim().is_empty().then_some(value)
 }
 
 /// Parser of Python literals; it also accepts JSON.

@@ -1,6 +1,8 @@
 //! Finds markers in text that arrives in pieces. It always holds back the longest suffix that may begin a
 //! marker, so the result does not depend on where the text was cut.
 
+use super::skim::is_space;
+
 /// Suffix of the text that may begin a marker.
 #[derive(Debug, Clone, Default)]
 pub struct Scan {
@@ -37,5 +39,31 @@ impl Scan {
     /// Takes the held text when the answer ends.
     pub fn rest(&mut self) -> String {
         std::mem::take(&mut self.held)
+    }
+}
+
+/// Most markers searched for at once.
+const MAX_MARKERS: usize = 16;
+
+/// Markers searched for at once, without the white space around them, which is held back separately.
+#[derive(Debug, Default)]
+pub struct Markers {
+    all: [&'static str; MAX_MARKERS],
+    count: usize,
+}
+
+impl Markers {
+    /// Adds a marker; an empty one stands for none.
+    pub fn add(&mut self, marker: &'static str) {
+        let marker = marker.trim_matches(is_space);
+        if !marker.is_empty() && self.count < MAX_MARKERS {
+            self.all[self.count] = marker;
+            self.count += 1;
+        }
+    }
+
+    /// The markers, in the order in which they were added.
+    pub fn all(&self) -> &[&'static str] {
+        &self.all[..self.count]
     }
 }

@@ -7,15 +7,16 @@
 
 use std::sync::Arc;
 
+use super::braced_call::BracedCall;
 use super::envelope::{Envelope, List};
 use super::harmony::Harmony;
 use super::keyed_call::KeyedCall;
 use super::named_call::NamedCall;
 use super::out::{Consumed, Out, Piece};
 use super::pythonic::Pythonic;
-use super::scan::Scan;
+use super::scan::{Markers, Scan};
 use super::skim::is_space;
-use super::{Body, Opening, Plan};
+use super::{Body, Format, Opening, Plan, in_name, is_marker};
 
 /// Parser of the call under way.
 #[derive(Debug)]
@@ -25,6 +26,7 @@ enum InBody {
     Named(NamedCall),
     Keyed(Box<KeyedCall>),
     Pythonic(Pythonic),
+    Braced(BracedCall),
 }
 
 impl InBody {
@@ -32,10 +34,12 @@ impl InBody {
         let only_known = plan.calls.is_some_and(|format| format.begin.is_empty());
         Some(match body {
             Body::Envelope { .. } => Self::Envelope(Envelope::new(only_known)),
-            Body::List => Self::List(List::default()),
+            Body::List(_) => Self::List(List::new(only_known)),
             Body::Named { before, after, .. } => Self::Named(NamedCall::new(before, after)),
             Body::Keyed(keyed) => Self::Keyed(Box::new(KeyedCall::new(keyed, plan.held))),
             Body::Pythonic => Self::Pythonic(Pythonic::default()),
+            Body::PythonicLines => Self::Pythonic(Pythonic::alone()),
+            Body::Braced { quote } => Self::Braced(BracedCall::new(quote)),
             Body::Harmony => return None,
         })
     }
@@ -47,6 +51,7 @@ impl InBody {
             Self::Named(body) => body.step(c, out),
             Self::Keyed(body) => body.step(c, plan, out),
             Self::Pythonic(body) => body.step(c, plan, out),
+            Self::Braced(body) => body.step(c, plan, out),
         }
     }
 }
@@ -83,10 +88,9 @@ pub struct Splitter {
     thinking: bool,
     /// A call ended the reasoning, so its closing marker may still come.
     unclosed: bool,
+    /// A marker before the content has occurred, so one may follow it.
+    in_answer: bool,
 }
-
-/// Most markers searched for at once.
-const MAX_MARKERS: usize = 8;
 
 impl Splitter {
     /// Splitter at the start of an answer.
@@ -108,14 +112,21 @@ impl Splitter {
             after_call: false,
             thinking: matches!(plan.opening, Opening::InReasoning | Opening::MidReasoning),
             unclosed: false,
+            in_answer: false,
             plan,
         }
     }
 
-    /// Consumes the next text of the answer and returns the pieces that are now certain.
-    pub fn push(&mut self, text: &str) -> Vec<Piece> {
-        for c in text.chars() {
-            self.step(c);
+    /// Consumes the next text of the answer and returns the pieces that are now certain. `control_at`: where
+    /// in `text` control tokens begin, ascending.
+    pub fn push(&mut self, text: &str, control_at: &[usize]) -> Vec<Piece> {
+        let mut control_at = control_at.iter().copied().peekable();
+        for (at, c) in text.char_indices() {
+            let is_control = control_at.next_if_eq(&at).is_some();
+            match &mut self.state {
+                State::Harmony(harmony) => harmony.step(c, is_control, &self.plan, &mut self.out),
+                _ => self.step(c),
+            }
         }
         self.out.take()
     }
@@ -132,6 +143,7 @@ impl Splitter {
             State::Content if ends_call => {}
             State::Content => {
                 self.pending.push_str(&held);
+                self.drop_answer_close(&held);
                 self.flush();
             }
             State::Call(_, before) if *before == self.out.calls() => {
@@ -146,6 +158,19 @@ impl Splitter {
             State::Call(..) => {}
         }
         self.out.take()
+    }
+
+    /// Removes the marker after the content, or its start `held`, from the end of the answer.
+    fn drop_answer_close(&mut self, held: &str) {
+        let Some(reasoning) = self.plan.reasoning.filter(|_| self.in_answer) else { return };
+        let pending = self.pending.trim_end();
+        let whole = reasoning.answer_close.iter().find(|close| pending.ends_with(**close));
+        let is_cut = |close: &&&str| !held.is_empty() && close.starts_with(held);
+        let cut = reasoning.answer_close.iter().find(is_cut).map(|_| held);
+        if let Some(close) = whole.copied().or(cut) {
+            let before = pending.len() - close.len();
+            self.pending.truncate(self.pending[..before].trim_end().len());
+        }
     }
 
     /// Whether `held` is the start of a marker that ends a call.
@@ -164,7 +189,7 @@ impl Splitter {
         match &mut self.state {
             State::Reasoning => self.reasoning(c),
             State::Content => self.content(c),
-            State::Harmony(harmony) => harmony.step(c, &self.plan, &mut self.out),
+            State::Harmony(harmony) => harmony.step(c, false, &self.plan, &mut self.out),
             State::Call(body, before) => {
                 let before = *before;
                 let step = body.step(c, &self.plan, &mut self.out);
@@ -220,13 +245,17 @@ impl Splitter {
 
     fn reasoning(&mut self, c: char) {
         let close = self.plan.reasoning.map_or("", |reasoning| reasoning.close);
-        // A model may call without closing its reasoning. `close` again stands for no marker.
+        let mut markers = Markers::default();
+        markers.add(close);
+        // A model may call without closing its reasoning.
         let format = self.plan.calls.filter(|format| !format.begin.is_empty() && !self.plan.held);
-        let or_close = |marker: &'static str| if marker.is_empty() { close } else { marker };
-        let begin = format.map_or(close, |format| or_close(format.begin.trim_matches(is_space)));
-        let section = format.map_or(close, |format| or_close(format.section_begin.trim_matches(is_space)));
+        if let Some(format) = format {
+            markers.add(format.begin);
+            format.also_begin.iter().for_each(|begin| markers.add(begin));
+            markers.add(format.section_begin);
+        }
         let Self { scan, out, pending, trim, .. } = self;
-        let found = scan.step(c, &[close, begin, section], |c| {
+        let found = scan.step(c, markers.all(), |c| {
             if is_space(c) {
                 pending.push(c);
                 return;
@@ -237,19 +266,19 @@ impl Splitter {
             pending.clear();
             out.reasoning(c.encode_utf8(&mut [0; 4]));
         });
-        match found {
+        match found.map(|at| markers.all()[at]) {
             None => {}
-            Some(0) => {
+            Some(marker) if marker == close => {
                 self.pending.clear();
                 self.trim = true;
                 self.thinking = false;
                 self.state = State::Content;
             }
-            Some(1) => {
-                self.raw = std::mem::take(&mut self.pending) + begin;
+            Some(marker) if self.begins_call(marker) => {
+                self.raw = std::mem::take(&mut self.pending) + marker;
                 self.begin_call();
             }
-            Some(_) => self.pending.push_str(section),
+            Some(section) => self.pending.push_str(section),
         }
     }
 
@@ -266,9 +295,9 @@ impl Splitter {
         if self.begins_bare_call(c) {
             return;
         }
-        let (markers, count) = self.markers();
+        let markers = self.markers();
         let Self { scan, out, pending, trim, fresh, after_call, .. } = self;
-        let found = scan.step(c, &markers[..count], |c| {
+        let found = scan.step(c, markers.all(), |c| {
             if is_space(c) {
                 pending.push(c);
                 return;
@@ -280,25 +309,33 @@ impl Splitter {
             *fresh = false;
             *after_call = false;
         });
-        if let Some(marker) = found.map(|at| markers[at]) {
+        if let Some(marker) = found.map(|at| markers.all()[at]) {
             self.marker(marker);
         }
     }
 
     fn marker(&mut self, marker: &'static str) {
-        let format = self.plan.calls;
-        if format.is_some_and(|format| marker == format.begin) {
+        let (format, reasoning) = (self.plan.calls, self.plan.reasoning);
+        let is_one_of = |markers: &[&str]| markers.iter().any(|one| is_marker(marker, one));
+        if self.begins_call(marker) {
             self.raw = std::mem::take(&mut self.pending) + marker;
             self.begin_call();
-        } else if format.is_some_and(|format| marker == format.section_begin) {
+        } else if format.is_some_and(|format| is_marker(marker, format.section_begin)) {
             self.pending.push_str(marker);
-        } else if self.plan.reasoning.is_some_and(|reasoning| marker == reasoning.open) {
+        } else if reasoning.is_some_and(|reasoning| is_marker(marker, reasoning.open)) {
             self.pending.clear();
             self.thought = true;
             self.thinking = true;
             self.trim = true;
             self.state = State::Reasoning;
-        } else if let Some(tags) = self.plan.bare_tags().filter(|tags| marker == tags.name_open.trim()) {
+        } else if reasoning.is_some_and(|reasoning| is_one_of(reasoning.answer_open)) {
+            self.pending.clear();
+            self.thought = true;
+            self.trim = true;
+            self.in_answer = true;
+        } else if self.in_answer && reasoning.is_some_and(|reasoning| is_one_of(reasoning.answer_close)) {
+            self.pending.push_str(marker);
+        } else if let Some(tags) = self.plan.bare_tags().filter(|tags| is_marker(marker, tags.name_open)) {
             self.raw = std::mem::take(&mut self.pending) + marker;
             let body = InBody::Keyed(Box::new(KeyedCall::at_name(tags)));
             self.state = State::Call(body, self.out.calls());
@@ -306,6 +343,14 @@ impl Splitter {
             // End marker of the previous call, or of the reasoning that it ended.
             self.pending.clear();
         }
+    }
+
+    /// Whether `marker` starts a call.
+    fn begins_call(&self, marker: &str) -> bool {
+        let begins = |format: &Format| {
+            is_marker(marker, format.begin) || format.also_begin.iter().any(|one| is_marker(marker, one))
+        };
+        self.plan.calls.is_some_and(begins)
     }
 
     fn begin_call(&mut self) {
@@ -316,21 +361,23 @@ impl Splitter {
     }
 
     /// Whether `c` starts a call without a marker: a bracket at the start of the answer or after another
-    /// call.
+    /// call, or a name on the line after another call.
     fn begins_bare_call(&mut self, c: char) -> bool {
-        let Some(format) = self.plan.calls.filter(|format| format.begin.is_empty()) else { return false };
-        let bracket = match format.body {
-            Body::Envelope { .. } => '{',
-            Body::Pythonic => '[',
+        let Some(format) = self.plan.calls else { return false };
+        let begins = match format.body {
+            Body::PythonicLines if self.after_call => in_name(c),
+            _ if !format.begin.is_empty() => return false,
+            Body::Envelope { .. } => c == '{',
+            Body::Pythonic | Body::List(_) => c == '[',
             _ => return false,
         };
         let may_begin = self.fresh || self.after_call;
         if !may_begin || !self.scan.is_empty() {
             return false;
         }
-        if c != bracket {
+        if !begins {
             // Separator between two calls.
-            return self.after_call && c == ';';
+            return format.begin.is_empty() && self.after_call && c == ';';
         }
         self.raw = std::mem::take(&mut self.pending);
         self.begin_call();
@@ -339,35 +386,33 @@ impl Splitter {
     }
 
     /// Markers that may occur in the current state.
-    fn markers(&self) -> ([&'static str; MAX_MARKERS], usize) {
-        let mut markers = [""; MAX_MARKERS];
-        let mut count = 0;
-        let mut add = |marker: &'static str| {
-            // White space around a marker is held back separately.
-            let marker = marker.trim_matches(is_space);
-            if !marker.is_empty() && count < MAX_MARKERS {
-                markers[count] = marker;
-                count += 1;
+    fn markers(&self) -> Markers {
+        let mut markers = Markers::default();
+        if let Some(reasoning) = self.plan.reasoning {
+            if self.fresh && !self.thought {
+                markers.add(reasoning.open);
             }
-        };
-        if let Some(reasoning) = self.plan.reasoning.filter(|_| self.fresh && !self.thought) {
-            add(reasoning.open);
-        }
-        if let Some(reasoning) = self.plan.reasoning.filter(|_| self.unclosed) {
-            add(reasoning.close);
+            if self.unclosed {
+                markers.add(reasoning.close);
+            }
+            let answer = if self.in_answer { reasoning.answer_close } else { reasoning.answer_open };
+            if self.in_answer || self.fresh {
+                answer.iter().for_each(|marker| markers.add(marker));
+            }
         }
         if let Some(format) = self.plan.calls {
-            add(format.begin);
-            add(format.section_begin);
+            markers.add(format.begin);
+            format.also_begin.iter().for_each(|begin| markers.add(begin));
+            markers.add(format.section_begin);
             if let Some(tags) = self.plan.bare_tags() {
-                add(tags.name_open);
+                markers.add(tags.name_open);
             }
             if self.after_call {
-                format.ends.iter().for_each(|end| add(end));
-                add(format.section_end);
+                format.ends.iter().for_each(|end| markers.add(end));
+                markers.add(format.section_end);
             }
         }
-        (markers, count)
+        markers
     }
 
     /// Emits the pending text as content.

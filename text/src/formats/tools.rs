@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use super::pythonic;
+
 /// Most functions in a request.
 pub const MAX_FUNCTIONS: usize = 512;
 /// Largest total size of all function definitions, in bytes of JSON.
@@ -101,6 +103,10 @@ impl ValueKind {
             (Self::Json, "False") => "false".to_owned(),
             (Self::Json, json) if serde_json::from_str::<serde::de::IgnoredAny>(json).is_ok() => {
                 json.to_owned()
+            }
+            // A template may show lists and objects as Python prints them.
+            (Self::Json, text) if text.starts_with(['[', '{', '(']) => {
+                pythonic::literal(text).unwrap_or_else(|| Value::from(text)).to_string()
             }
             _ => Value::from(text).to_string(),
         }

@@ -21,17 +21,18 @@ impl Choices {
         Self { splitters, include_reasoning }
     }
 
-    /// Feeds text that the client received on an earlier connection and discards its pieces.
-    pub fn skip(&mut self, choice: usize, text: &str) {
+    /// Feeds text that the client received on an earlier connection and discards its pieces. `control_at`:
+    /// where in it control tokens begin.
+    pub fn skip(&mut self, choice: usize, text: &str, control_at: &[usize]) {
         if let Some(splitter) = self.splitter(choice) {
-            splitter.push(text);
+            splitter.push(text, control_at);
         }
     }
 
     /// Pieces in the next text of a choice.
-    pub fn push(&mut self, choice: usize, text: String) -> Vec<Piece> {
+    pub fn push(&mut self, choice: usize, text: String, control_at: &[usize]) -> Vec<Piece> {
         let pieces = match self.splitter(choice) {
-            Some(splitter) => splitter.push(&text),
+            Some(splitter) => splitter.push(&text, control_at),
             None if text.is_empty() => Vec::new(),
             None => vec![Piece::Content(text)],
         };

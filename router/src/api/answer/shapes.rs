@@ -87,6 +87,8 @@ impl TextChunks {
 pub struct Gathered {
     /// Output text so far.
     pub text: String,
+    /// Where in `text` the control tokens begin that mark parts of the answer.
+    pub control_at: Vec<usize>,
     /// Output tokens so far.
     pub tokens: Vec<TokenId>,
     /// One per token if requested, else empty.
@@ -98,6 +100,8 @@ pub struct Gathered {
 impl Gathered {
     /// Appends the next delta.
     pub fn push(&mut self, delta: TextDelta) {
+        let before = self.text.len();
+        self.control_at.extend(delta.control_at.iter().map(|at| before + at));
         self.text.push_str(&delta.text);
         self.tokens.extend(delta.tokens);
         self.logprobs.extend(delta.logprobs);

@@ -205,7 +205,8 @@ impl Answer {
         let (mut split, ids) = self.split(merged);
         let choice = |(index, mut gathered): (usize, Gathered)| {
             let mut message = Message::default();
-            message.extend(split.push(index, std::mem::take(&mut gathered.text)));
+            let text = std::mem::take(&mut gathered.text);
+            message.extend(split.push(index, text, &gathered.control_at));
             message.extend(split.finish(index));
             self.choice(index, gathered, message, &ids)
         };
@@ -264,8 +265,8 @@ impl Answer {
                 let index = delta.sample_index as usize;
                 outgoing.is_from(index, merged.version_of(at));
                 let (had, mut delta) = outgoing.part(index, delta)?;
-                split.skip(index, &had.text);
-                let pieces = split.push(index, std::mem::take(&mut delta.text));
+                split.skip(index, &had.text, &had.control_at);
+                let pieces = split.push(index, std::mem::take(&mut delta.text), &delta.control_at);
                 if let (Some(chunks), [Piece::Content(text)]) = (&text_chunks, &pieces[..]) {
                     yield outgoing.event(index, false, chunks.chunk(index, text));
                 } else if let Some(choice) = self.content(&delta, chat_delta(pieces, index, &ids)) {

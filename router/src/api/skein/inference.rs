@@ -181,8 +181,8 @@ impl Shown {
     fn parts(&mut self, had: &TextDelta, delta: &TextDelta) -> Vec<v1::Part> {
         let Some(split) = &mut self.split else { return Vec::new() };
         let sample = delta.sample_index as usize;
-        split.skip(sample, &had.text);
-        let mut pieces = split.push(sample, delta.text.clone());
+        split.skip(sample, &had.text, &had.control_at);
+        let mut pieces = split.push(sample, delta.text.clone(), &delta.control_at);
         if delta.finish.is_some() {
             pieces.extend(split.finish(sample));
         }

@@ -4,7 +4,7 @@
 use super::*;
 
 /// Ends of a turn: the models' end-of-sequence tokens, which are not part of an answer's text.
-const ENDS: [&str; 13] = [
+const ENDS: [&str; 17] = [
     "<|role_end|>",
     "<|im_end|>",
     "<|eot_id|>",
@@ -18,10 +18,16 @@ const ENDS: [&str; 13] = [
     "<|observation|>",
     "<|message_sep|>",
     "<|endoftext|>",
+    "<seed:eos>",
+    "<|END_OF_TURN_TOKEN|>",
+    "[e~[",
+    "\n<|end|>",
 ];
 
 fn answer_of(text: &str) -> &str {
-    let end = ENDS.iter().filter_map(|end| text.find(end)).min().unwrap_or(text.len());
+    // GigaChat 3 ends a message and writes the call as another.
+    let from = if text.starts_with("<|message_sep|>") { 1 } else { 0 };
+    let end = ENDS.iter().filter_map(|end| Some(from + text[from..].find(end)?)).min().unwrap_or(text.len());
     text[..end].trim_end()
 }
 
@@ -50,6 +56,7 @@ fn turns_of_public_templates_come_apart_as_they_were_given() {
                 reasoning,
                 opening,
                 harmony,
+                token_markers: Arc::new([]),
                 held: false,
                 functions: functions(),
             });
@@ -63,8 +70,9 @@ fn turns_of_public_templates_come_apart_as_they_were_given() {
                 .collect();
             let thought = if reasoning.is_some() || harmony { case["thought"].as_str().unwrap() } else { "" };
             let content_differs = parts.content.trim() != case["content"] && case["thought"] == thought;
-            // GPT-OSS has one call per message.
-            let calls = if harmony { &calls[..calls.len().min(1)] } else { calls };
+            // GPT-OSS and GigaChat have one call per message.
+            let is_single = harmony || format.is_some_and(|format| format.names.contains(&"gigachat3"));
+            let calls = if is_single { &calls[..calls.len().min(1)] } else { calls };
             if found != calls || parts.reasoning.trim() != thought || content_differs {
                 different.push(format!("{name}, {opening:?}: {parts:?}\n  of {text:?}"));
             }

@@ -47,6 +47,12 @@ fn vocabulary() -> &'static Vocabulary {
             "</tool_call>",
             "</think>",
             "\n</parameter>\n",
+            "</parameter>\n",
+            "</｜DSML｜parameter>\n",
+            "</｜DSML｜ parameter>\n",
+            "</steptml:parameter>",
+            "<escape>",
+            "<|\"|>",
             "\", \"",
             "e",
             " ",
@@ -152,7 +158,18 @@ impl Case {
         let calls = calls.filter(|_| self.tools.is_on());
         let functions = self.tools.functions.clone();
         let (opening, held) = (self.opening, holds_calls(&self.tools) || self.last.is_some());
-        whole(&Arc::new(Plan { calls, reasoning, opening, harmony, held, functions }), text)
+        whole(
+            &Arc::new(Plan {
+                calls,
+                reasoning,
+                opening,
+                harmony,
+                token_markers: Arc::new([]),
+                held,
+                functions,
+            }),
+            text,
+        )
     }
 
     /// Samples an answer for each seed; returns those that completed.

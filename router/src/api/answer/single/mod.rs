@@ -55,7 +55,7 @@ impl Single {
             Ok((_, delta)) => delta,
             Err(refusal) => return Some(Err(refusal)),
         };
-        let mut pieces = self.split.push(0, delta.text);
+        let mut pieces = self.split.push(0, delta.text, &delta.control_at);
         if delta.finish.is_some() {
             pieces.extend(self.split.finish(0));
         }
