@@ -14,7 +14,7 @@ use crate::special_tokens::{
     strips_after, token_id,
 };
 use crate::spm;
-use crate::tokenizer_json::{Bpe, Model, TokenizerJson, Tokens};
+use crate::tokenizer_json::{Bpe, Model, TokenizerJson, Tokens, around, byte_level_decoder};
 use crate::word_rules::WordRule;
 
 const PRE: &str = "tokenizer.ggml.pre";
@@ -154,7 +154,7 @@ fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Vec<u8>,
         normalizer: if rule.is_composed { json!({"type": "NFC"}) } else { Json::Null },
         pre_tokenizer: rule.pre_tokenizer(),
         post_processor: template(model, rule.adds_bos),
-        decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+        decoder: byte_level_decoder(),
         ..TokenizerJson::new(Model::Bpe(bpe))
     };
     bytes(model, &file)
@@ -207,24 +207,8 @@ fn template(model: &GgufModel, adds_bos: bool) -> Json {
     let flag = |name: &str| model.get(&format!("tokenizer.ggml.add_{name}_token")).and_then(Value::as_bool);
     let token = |name: &str, default: bool| {
         let (id, text) = token_id(model, name).zip(spelling(model, name))?;
-        flag(name).unwrap_or(default).then_some((id, text))
+        flag(name).unwrap_or(default).then_some((text, id))
     };
     let (bos, eos) = (token("bos", adds_bos), token("eos", false));
-    if bos.is_none() && eos.is_none() {
-        return Json::Null;
-    }
-    let special = |token: Option<(u64, &str)>| {
-        token.map(|(_, text)| json!({"SpecialToken": {"id": text, "type_id": 0}}))
-    };
-    let around = |sequence: &str| -> Vec<Json> {
-        let text = json!({"Sequence": {"id": sequence, "type_id": 0}});
-        special(bos).into_iter().chain([text]).chain(special(eos)).collect()
-    };
-    let tokens: Map<String, Json> = [bos, eos]
-        .into_iter()
-        .flatten()
-        .map(|(id, text)| (text.to_owned(), json!({"id": text, "ids": [id], "tokens": [text]})))
-        .collect();
-    let pair = [around("A"), around("B")].concat();
-    json!({"type": "TemplateProcessing", "single": around("A"), "pair": pair, "special_tokens": tokens})
+    around(bos, eos)
 }

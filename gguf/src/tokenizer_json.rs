@@ -3,7 +3,7 @@
 
 use hashbrown::HashSet;
 use serde::ser::{Serialize, SerializeMap, Serializer};
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json, json};
 
 /// A tokenizer.json.
 #[derive(Debug, serde::Serialize)]
@@ -128,4 +128,30 @@ impl Serialize for Tokens<'_> {
         }
         map.end()
     }
+}
+
+/// Post-processor with these tokens before and after a text.
+pub fn around(bos: Option<(&str, u64)>, eos: Option<(&str, u64)>) -> Json {
+    if bos.is_none() && eos.is_none() {
+        return Json::Null;
+    }
+    let special = |token: Option<(&str, u64)>| {
+        token.map(|(text, _)| json!({"SpecialToken": {"id": text, "type_id": 0}}))
+    };
+    let around = |sequence: &str| -> Vec<Json> {
+        let text = json!({"Sequence": {"id": sequence, "type_id": 0}});
+        special(bos).into_iter().chain([text]).chain(special(eos)).collect()
+    };
+    let tokens: Map<String, Json> = [bos, eos]
+        .into_iter()
+        .flatten()
+        .map(|(text, id)| (text.to_owned(), json!({"id": text, "ids": [id], "tokens": [text]})))
+        .collect();
+    let pair = [around("A"), around("B")].concat();
+    json!({"type": "TemplateProcessing", "single": around("A"), "pair": pair, "special_tokens": tokens})
+}
+
+/// Decoder of tokens in GPT-2's alphabet.
+pub fn byte_level_decoder() -> Json {
+    json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true})
 }

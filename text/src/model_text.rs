@@ -215,7 +215,8 @@ impl ModelText {
         most_tokens: u32,
     ) -> Result<(Vec<TokenId>, Opening), TextRefused> {
         let Some(template) = &self.chat_template else {
-            let message = "This model has no chat template; send a prompt to /v1/completions instead.";
+            let message = "This model has no chat template; send a prompt to /v1/completions instead, or start the \
+                           server with --chat-template FILE.";
             return Err(TextRefused::invalid("messages", message));
         };
         let mut arguments = self.template_kwargs.clone();

@@ -183,3 +183,28 @@ fn tokens_beside_tokenizer_json_are_those_of_transformers() {
         assert!(ids.iter().all(|id| !tokenizer.bytes().get(*id).is_empty()), "{}", case["name"]);
     }
 }
+
+/// Manual test with public models: see tests/golden/tokenizers/public.py.
+#[test]
+fn public_vocabularies_give_the_ids_of_the_reference_libraries() {
+    let Ok(directory) = std::env::var("TEST_VOCABULARIES") else {
+        return println!("skipped: TEST_VOCABULARIES names no directory of public vocabularies");
+    };
+    let mut wrong = 0;
+    for entry in std::fs::read_dir(&directory).unwrap() {
+        let path = entry.unwrap().path();
+        let golden: Value = serde_json::from_slice(&std::fs::read(path.join("ids.json")).unwrap()).unwrap();
+        let tokenizer = ModelText::load(&path, &[])
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+            .tokenizer;
+        // Without ids are texts that the reference reads otherwise by design.
+        let pairs = texts(&golden).zip(golden["ids"].as_array().unwrap()).filter(|(_, ids)| !ids.is_null());
+        let pairs: Vec<(&str, &Value)> = pairs.collect();
+        let count = pairs.len();
+        let differences = differences(&tokenizer, pairs.into_iter());
+        println!("{}: {} of {count} texts differ", path.display(), differences.len());
+        println!("{}", differences[..differences.len().min(3)].join("\n"));
+        wrong += differences.len();
+    }
+    assert_eq!(wrong, 0);
+}

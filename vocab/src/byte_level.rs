@@ -6,7 +6,7 @@ use hashbrown::{HashMap, HashSet};
 use serde_json::{Map, Value as Json, json};
 use skein_gguf::MAX_TOKENS;
 use skein_gguf::spm::MAX_MERGES;
-use skein_gguf::tokenizer_json::{Bpe, Model, TokenizerJson, Tokens};
+use skein_gguf::tokenizer_json::{Bpe, Model, TokenizerJson, Tokens, byte_level_decoder};
 use skein_gguf::word_rules::WordRule;
 
 use crate::class::Class;
@@ -57,7 +57,7 @@ pub fn tokenizer_json(
         },
         pre_tokenizer: pre_tokenizer(class, config).map_err(|reason| vocab.malformed(reason))?,
         post_processor,
-        decoder: bytes(true, true),
+        decoder: byte_level_decoder(),
         added_tokens: added.0,
         ..TokenizerJson::new(Model::Bpe(Bpe::new(Tokens(tokens.clone()), pairs)))
     };

@@ -21,6 +21,15 @@ pub enum Class {
     Cohere,
 }
 
+/// What a model's files say about its class.
+#[derive(Debug, Clone, Copy)]
+pub struct Said<'a> {
+    /// `model_type` of config.json; empty if there is none.
+    pub model_type: &'a str,
+    /// `tokenizer_class` of tokenizer_config.json, or else of config.json.
+    pub class: Option<&'a str>,
+}
+
 /// Names of each class in files, without `Fast`.
 const NAMES: [(Class, &[&str]); 10] = [
     (Class::Llama, &["LlamaTokenizer"]),
@@ -168,11 +177,11 @@ const WRONG: [&str; 24] = [
 ];
 
 impl Class {
-    /// The class for a `model_type` and the name in tokenizer_config.json or config.json.
+    /// The class of a model.
     ///
     /// # Errors
     /// The name of a class that is not supported.
-    pub fn of(model_type: &str, named: Option<&str>) -> Result<Self, String> {
+    pub fn of(Said { model_type, class: named }: Said<'_>) -> Result<Self, String> {
         let is_wrong = WRONG.contains(&model_type);
         let types = REGISTERED.iter().find(|(_, types)| types.contains(&model_type));
         let registered = types.map(|(class, _)| *class).or(is_wrong.then_some(Self::Generic));
@@ -297,7 +306,7 @@ mod tests {
             ("qwen3", Some("GPT2Tokenizer"), Ok(Class::Gpt2)),
             ("", Some("XLMRobertaTokenizerFast"), Err("XLMRobertaTokenizer".to_owned())),
         ] {
-            assert_eq!(Class::of(model_type, named), expected, "{model_type} {named:?}");
+            assert_eq!(Class::of(Said { model_type, class: named }), expected, "{model_type} {named:?}");
         }
     }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::byte_level::{self, Content};
-use crate::class::Class;
+use crate::class::{Class, Said};
 use crate::declared::Declarations;
 use crate::error::VocabError;
 use crate::files::{MAX_VOCABULARY_BYTES, read_if_there, read_json};
@@ -57,7 +57,8 @@ impl Vocabulary {
         let named = text(&declarations.config[field]).or_else(|| text(&config[field]));
         let model_type = text(&config["model_type"]).unwrap_or_default();
         let is_byte_level = |named: &String| Class::named(named).is_ok_and(Class::is_byte_level);
-        let of_type = Class::of(&model_type, None).is_ok_and(Class::is_byte_level);
+        let of_type =
+            Class::of(Said { model_type: &model_type, class: None }).is_ok_and(Class::is_byte_level);
         let is_byte_level = named.as_ref().map_or(of_type, is_byte_level);
         let pair = &[VOCAB, MERGES][..];
         let single = [&[TEKKEN][..], &[SENTENCE_PIECE], &[T5], &[TIKTOKEN]];
@@ -103,17 +104,18 @@ impl Vocabulary {
         let Some(first) = first else { return Ok(Converted { json: Vec::new(), config: Value::Null }) };
         let Content { path, bytes } = first;
         let declared = &mut declarations;
+        let said = Said { model_type: &model_type, class: named.as_deref() };
         let json = match second {
             Some(second) => {
-                let class = byte_level_class(path, &model_type, named.as_deref())?;
+                let class = byte_level_class(path, said)?;
                 byte_level::tokenizer_json(first, second, class, declared)?
             }
             None if path.ends_with(TEKKEN) => tekken::tokenizer_json(bytes, path, declared)?,
             None if path.ends_with(TIKTOKEN) || tiktoken::is_tiktoken(bytes) => {
-                tiktoken::tokenizer_json(bytes, path, (&model_type, named.as_deref()), declared)?
+                tiktoken::tokenizer_json(bytes, path, said, declared)?
             }
             None => {
-                let class = Class::of(&model_type, named.as_deref()).map_err(|class| {
+                let class = Class::of(said).map_err(|class| {
                     VocabError::unsupported(
                         path,
                         format!("its tokenizer_class is {class}, which is not supported"),
@@ -128,10 +130,10 @@ impl Vocabulary {
 
 /// The class of vocab.json and merges.txt. A class that the model's type does not want counts if it is the
 /// only one that reads such files.
-fn byte_level_class(path: &Path, model_type: &str, named: Option<&str>) -> Result<Class, VocabError> {
-    let classes = [Class::of(model_type, named), Class::named(named.unwrap_or_default())];
+fn byte_level_class(path: &Path, said: Said<'_>) -> Result<Class, VocabError> {
+    let classes = [Class::of(said), Class::named(said.class.unwrap_or_default())];
     classes.into_iter().flatten().find(|class| class.is_byte_level()).ok_or_else(|| {
-        let class = named.map_or("not set".to_owned(), |class| format!("{class:?}"));
+        let class = said.class.map_or("not set".to_owned(), |class| format!("{class:?}"));
         let what = format!(
             "tokenizer_class in tokenizer_config.json is {class}, and it says how text is split; supported: GPT2Tokenizer, \
              Qwen2Tokenizer, Qwen3_5Tokenizer, GPTNeoXTokenizer, CohereTokenizer, RobertaTokenizer, BartTokenizer, \

@@ -1,7 +1,8 @@
 //! Ids of added tokens, and the post-processor that adds them to a text.
 
 use hashbrown::HashMap;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
+use skein_gguf::tokenizer_json::around;
 
 /// Added tokens in the form of a tokenizer.json.
 #[derive(Debug)]
@@ -43,25 +44,4 @@ impl AddedTokens {
         };
         around(token("bos", adds_bos), token("eos", false))
     }
-}
-
-/// Post-processor with these tokens before and after a text.
-pub fn around(bos: Option<(&str, u64)>, eos: Option<(&str, u64)>) -> Json {
-    if bos.is_none() && eos.is_none() {
-        return Json::Null;
-    }
-    let special = |token: Option<(&str, u64)>| {
-        token.map(|(text, _)| json!({"SpecialToken": {"id": text, "type_id": 0}}))
-    };
-    let around = |sequence: &str| -> Vec<Json> {
-        let text = json!({"Sequence": {"id": sequence, "type_id": 0}});
-        special(bos).into_iter().chain([text]).chain(special(eos)).collect()
-    };
-    let tokens: Map<String, Json> = [bos, eos]
-        .into_iter()
-        .flatten()
-        .map(|(text, id)| (text.to_owned(), json!({"id": text, "ids": [id], "tokens": [text]})))
-        .collect();
-    let pair = [around("A"), around("B")].concat();
-    json!({"type": "TemplateProcessing", "single": around("A"), "pair": pair, "special_tokens": tokens})
 }

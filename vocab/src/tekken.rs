@@ -6,7 +6,7 @@ use std::path::Path;
 
 use hashbrown::HashSet;
 use serde_json::{Value as Json, json};
-use skein_gguf::tokenizer_json::{Model, TokenizerJson};
+use skein_gguf::tokenizer_json::{Model, TokenizerJson, byte_level_decoder};
 
 use crate::byte_level::split;
 use crate::class::with_defaults;
@@ -71,7 +71,7 @@ pub fn tokenizer_json(
     let added = AddedTokens::new(added, &tokens);
     let built = TokenizerJson {
         pre_tokenizer: split(pattern),
-        decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+        decoder: byte_level_decoder(),
         post_processor: added.post_processor(&declarations.config, true, &tokens),
         added_tokens: added.0,
         ..TokenizerJson::new(Model::Bpe(bpe))

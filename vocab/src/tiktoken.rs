@@ -7,10 +7,10 @@ use std::path::Path;
 
 use hashbrown::HashSet;
 use serde_json::{Value as Json, json};
-use skein_gguf::tokenizer_json::{Model, TokenizerJson};
+use skein_gguf::tokenizer_json::{Model, TokenizerJson, byte_level_decoder};
 use skein_gguf::word_rules::WordRule;
 
-use crate::class::with_defaults;
+use crate::class::{Said, with_defaults};
 use crate::declared::{Declarations, distinct, literal};
 use crate::error::{VocabError, shown};
 use crate::ranks::Ranks;
@@ -29,8 +29,8 @@ enum Family {
 }
 
 impl Family {
-    fn of(ranks: &Ranks, path: &Path, model_type: &str, named: Option<&str>) -> Self {
-        let is_kimi = model_type.starts_with("kimi") || named == Some("TikTokenTokenizer");
+    fn of(ranks: &Ranks, path: &Path, Said { model_type, class }: Said<'_>) -> Self {
+        let is_kimi = model_type.starts_with("kimi") || class == Some("TikTokenTokenizer");
         match ranks.len() {
             _ if is_kimi && path.ends_with("tiktoken.model") => Self::Kimi,
             128_000 if model_type.is_empty() || model_type.contains("llama") => Self::Llama3,
@@ -157,12 +157,12 @@ fn parts(line: &str) -> Option<(&str, usize)> {
 pub fn tokenizer_json(
     bytes: &[u8],
     path: &Path,
-    (model_type, named): (&str, Option<&str>),
+    said: Said<'_>,
     declarations: &mut Declarations,
 ) -> Result<Vec<u8>, VocabError> {
     let malformed = |reason: String| VocabError::malformed(path, reason);
     let ranks = ranks(bytes).map_err(malformed)?;
-    let family = Family::of(&ranks, path, model_type, named);
+    let family = Family::of(&ranks, path, said);
     let named = family.named().iter().map(|(name, token)| (*name, json!(token)));
     declarations.config = with_defaults(&declarations.config, named);
     let fillers = fillers(&ranks, declarations).map_err(malformed)?;
@@ -175,7 +175,7 @@ pub fn tokenizer_json(
     let added = AddedTokens::new(in_order(declarations, known), &tokens);
     let built = TokenizerJson {
         pre_tokenizer: rule.pre_tokenizer(),
-        decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+        decoder: byte_level_decoder(),
         post_processor: added.post_processor(&declarations.config, adds_bos, &tokens),
         added_tokens: added.0,
         ..TokenizerJson::new(Model::Bpe(bpe))
@@ -225,4 +225,43 @@ fn ranks(bytes: &[u8]) -> Result<Ranks, String> {
         });
     }
     Ranks::from_base64(ranked.into_iter().map(|(token, _)| token))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ids of llama-models 0.3.0.
+    #[test]
+    fn special_tokens_have_the_ids_of_metas_tokenizers() {
+        let check = |family: Family, first: usize, count: usize, ids: &[(&str, usize)]| {
+            let tokens = family.special_tokens();
+            assert_eq!((tokens.len(), tokens.iter().collect::<HashSet<_>>().len()), (count, count));
+            for (token, id) in ids {
+                assert_eq!(tokens[id - first], *token);
+            }
+        };
+        let three = [
+            ("<|begin_of_text|>", 128_000),
+            ("<|eot_id|>", 128_009),
+            ("<|image|>", 128_011),
+            ("<|reserved_special_token_2|>", 128_012),
+            ("<|reserved_special_token_245|>", 128_255),
+        ];
+        check(Family::Llama3, 128_000, 256, &three);
+        let four = [
+            ("<|begin_of_text|>", 200_000),
+            ("<|eot|>", 200_008),
+            ("<|python_end|>", 200_017),
+            ("<|text_post_train_reserved_special_token_8|>", 200_019),
+            ("<|image|>", 200_090),
+            ("<|patch|>", 200_092),
+            ("<|vision_reserved_special_token_1047|>", 201_133),
+            ("<|reasoning_reserved_special_token_7|>", 201_141),
+            ("<|reasoning_thinking_end|>", 201_143),
+            ("<|reserved_special_token_0|>", 201_144),
+            ("<|reserved_special_token_903|>", 202_047),
+        ];
+        check(Family::Llama4, 200_000, 2048, &four);
+    }
 }

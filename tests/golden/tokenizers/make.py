@@ -253,10 +253,10 @@ print(json.dumps([tokenizer.encode(text, bos=True, eos=False) for text in json.l
 """
 
 
-def of_mistral_common() -> list:
+def of_mistral_common(file: pathlib.Path, texts: list) -> list:
     """Its ids begin with <s>; special tokens in a text are text."""
     python = os.environ.get("MISTRAL_COMMON", sys.executable)
-    run = subprocess.run([python, "-c", OF_MISTRAL_COMMON, str(HERE / "tekken.json")], input=json.dumps(TEXTS),
+    run = subprocess.run([python, "-c", OF_MISTRAL_COMMON, str(file)], input=json.dumps(texts),
                          capture_output=True, check=True, text=True)
     return json.loads(run.stdout)
 
@@ -275,7 +275,7 @@ def main() -> None:
     others = {
         "sentencepiece": {file: of_sentence_piece(file) for file in ("bpe.model", "unigram.model", "unigram_bytes.model")},
         "kimi": of_kimi(),
-        "mistral-common": of_mistral_common(),
+        "mistral-common": of_mistral_common(HERE / "tekken.json", TEXTS),
     }
     # Most cases have the same ids of most texts: these are written once, and cases have their places.
     encodings = [[] for _ in TEXTS]

@@ -11,13 +11,13 @@ use base64::engine::general_purpose::STANDARD;
 use hashbrown::{HashMap, HashSet};
 use serde_json::{Value as Json, json};
 use skein_gguf::spm::{MAX_MERGES, Merge, all_merges};
-use skein_gguf::tokenizer_json::{Bpe, Model, TokenizerJson, Tokens, Unigram};
+use skein_gguf::tokenizer_json::{Bpe, Model, TokenizerJson, Tokens, Unigram, around};
 
 use self::model::{Kind, ModelType, SentencePieceModel};
 use crate::class::{Class, with_defaults};
 use crate::declared::{Declarations, LISTS, distinct, literal};
 use crate::error::VocabError;
-use crate::special::{AddedTokens, around};
+use crate::special::AddedTokens;
 
 /// Mark of a space.
 const SPACE: &str = "▁";
