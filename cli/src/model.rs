@@ -72,8 +72,8 @@ pub async fn find(argument: &ModelArgument, need: Need) -> Result<PathBuf, Failu
         Err(_) => Err(Failure::new(
             MODEL,
             format!(
-                "`{given}` {}. Give a Hugging Face model directory (config.json, *.safetensors, \
-                 tokenizer.json), a GGUF file, or the name of a model, for example Qwen/Qwen3-0.6B. Without MODEL \
+                "`{given}` {}. Give a Hugging Face model directory (config.json, *.safetensors, a \
+                 tokenizer), a GGUF file, or the name of a model, for example Qwen/Qwen3-0.6B. Without MODEL \
                  Skein serves the shipped model",
                 if path.exists() { "is neither a directory nor a GGUF file" } else { "does not exist" }
             ),

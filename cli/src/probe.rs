@@ -93,8 +93,8 @@ const TEMPLATE_TRIAL: Trial = Trial {
 /// A normal tokenizer takes a tenth of a second; one of 35 MB takes some seconds and a gigabyte.
 const TOKENIZER_TRIAL: Trial = Trial {
     name: "tokenizer",
-    what: "tokenizer.json",
-    fix: "use the file of the model's repository; its normalizer, pre_tokenizer or model was changed",
+    what: "tokenizer",
+    fix: "use the file of the model's repository (tokenizer.json, or the one that replaces it); it was changed",
     timeout: Duration::from_secs(30),
     address_space: 4 * 1024 * 1024,
 };

@@ -274,7 +274,7 @@ impl Swapper {
             return Ok(());
         }
         Err(format!(
-            "{} has another tokenizer.json, chat template or set of special tokens than the running model, so its tokens \
+            "{} has another tokenizer, chat template or set of special tokens than the running model, so its tokens \
              mean another text; give it the same files, or start a new server for it",
             model.display()
         ))

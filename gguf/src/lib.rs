@@ -14,10 +14,11 @@ mod model;
 #[cfg(test)]
 mod sample;
 mod special_tokens;
-mod spm;
+pub mod spm;
 mod tensor_type;
 mod tokenizer;
-mod word_rules;
+pub mod tokenizer_json;
+pub mod word_rules;
 
 use std::path::PathBuf;
 
@@ -26,6 +27,7 @@ pub use header::{Header, TensorInfo};
 pub use metadata::{Array, Value};
 pub use model::{GgufModel, is_gguf};
 pub use tensor_type::TensorType;
+pub use tokenizer::MAX_TOKENS;
 
 /// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]

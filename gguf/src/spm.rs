@@ -11,36 +11,47 @@ pub const MAX_MERGES: usize = 1 << 21;
 /// Longest token that is split, in bytes. It bounds the work: each split takes a lookup.
 const MAX_MERGED_BYTES: usize = 512;
 
-/// Merge of the tokens `left` and `right`; `score` is that of the resulting token.
-struct Merge<'a> {
-    left: &'a str,
-    right: &'a str,
-    score: f64,
+/// Two tokens that spell a third.
+#[derive(Debug, Clone, Copy)]
+pub struct Merge<'a> {
+    /// The first.
+    pub left: &'a str,
+    /// The second.
+    pub right: &'a str,
+    /// Place of the third in the list.
+    pub whole: usize,
 }
 
-/// Merges in the order in which they apply; `None` if there are more than [`MAX_MERGES`].
-pub fn merges<'a>(tokens: &[&'a str], scores: &[f64]) -> Option<Vec<(&'a str, &'a str)>> {
+/// Every merge of two of `tokens` to one of them: by the whole, then by the place of the left and of the
+/// right. `None` if there are more than [`MAX_MERGES`].
+pub fn all_merges<'a>(tokens: &[&'a str]) -> Option<Vec<Merge<'a>>> {
     let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(id, token)| (*token, id)).collect();
     let mut all = Vec::new();
-    for (token, score) in tokens.iter().zip(scores).filter(|(token, _)| token.len() <= MAX_MERGED_BYTES) {
+    for (whole, token) in tokens.iter().enumerate().filter(|(_, token)| token.len() <= MAX_MERGED_BYTES) {
         let cuts = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
         let mut of_token: Vec<_> = cuts
             .filter_map(|(left, right)| Some(((*ids.get(left)?, *ids.get(right)?), left, right)))
             .collect();
         of_token.sort_unstable_by_key(|(ids, ..)| *ids);
-        all.extend(of_token.into_iter().map(|(_, left, right)| Merge { left, right, score: *score }));
+        all.extend(of_token.into_iter().map(|(_, left, right)| Merge { left, right, whole }));
         if all.len() > MAX_MERGES {
             return None;
         }
     }
-    all.sort_by(order);
+    Some(all)
+}
+
+/// Merges in the order in which they apply; `None` if there are more than [`MAX_MERGES`].
+pub fn merges<'a>(tokens: &[&'a str], scores: &[f64]) -> Option<Vec<(&'a str, &'a str)>> {
+    let mut all = all_merges(tokens)?;
+    all.sort_by(|a, b| order((a, scores[a.whole]), (b, scores[b.whole])));
     Some(all.into_iter().map(|Merge { left, right, .. }| (left, right)).collect())
 }
 
 /// Higher scores first, then longer parts; equal ones keep their order.
-fn order(a: &Merge<'_>, b: &Merge<'_>) -> Ordering {
+fn order((a, a_score): (&Merge<'_>, f64), (b, b_score): (&Merge<'_>, f64)) -> Ordering {
     let chars = |merge: &Merge<'_>| (merge.left.chars().count(), merge.right.chars().count());
-    b.score.total_cmp(&a.score).then_with(|| chars(b).cmp(&chars(a)))
+    b_score.total_cmp(&a_score).then_with(|| chars(b).cmp(&chars(a)))
 }
 
 #[cfg(test)]

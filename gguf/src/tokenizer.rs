@@ -3,8 +3,6 @@
 //! `gpt2` is byte-level BPE, whose rule for splitting text into words the file names ([`super::word_rules`]).
 //! `llama` is SentencePiece BPE, whose merges are derived from the scores ([`super::spm`]).
 
-use hashbrown::HashSet;
-use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value as Json, json};
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -16,6 +14,7 @@ use crate::special_tokens::{
     strips_after, token_id,
 };
 use crate::spm;
+use crate::tokenizer_json::{Bpe, Model, TokenizerJson, Tokens, around, byte_level_decoder};
 use crate::word_rules::WordRule;
 
 const PRE: &str = "tokenizer.ggml.pre";
@@ -23,7 +22,7 @@ const TYPES: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
 const SCORES: &str = "tokenizer.ggml.scores";
 /// Most tokens; public models have up to about 300,000.
-const MAX_TOKENS: usize = 1 << 20;
+pub const MAX_TOKENS: usize = 1 << 20;
 
 /// The model's `tokenizer.json`, as [`GgufModel::tokenizer`] returns it.
 pub fn tokenizer(model: &GgufModel) -> Result<Vec<u8>, GgufError> {
@@ -42,63 +41,8 @@ fn unsupported(model: &GgufModel, key: &str, value: Option<&str>, supported: &st
     model.unsupported(format!("{key} is {shown}; supported: {supported}"))
 }
 
-/// A tokenizer.json; tokens are borrowed, because there are hundreds of thousands.
-#[derive(serde::Serialize)]
-struct File<'a> {
-    version: &'static str,
-    truncation: (),
-    padding: (),
-    added_tokens: Vec<Json>,
-    normalizer: Json,
-    pre_tokenizer: Json,
-    post_processor: Json,
-    decoder: Json,
-    model: Bpe<'a>,
-}
-
-/// The `model` of a tokenizer.json.
-#[derive(serde::Serialize)]
-struct Bpe<'a> {
-    r#type: &'static str,
-    dropout: (),
-    unk_token: Option<&'a str>,
-    continuing_subword_prefix: (),
-    end_of_word_suffix: (),
-    fuse_unk: bool,
-    byte_fallback: bool,
-    ignore_merges: bool,
-    vocab: &'a Vocabulary<'a>,
-    merges: Vec<(&'a str, &'a str)>,
-}
-
-impl<'a> Bpe<'a> {
-    /// A model with these merges and no options.
-    fn new(vocab: &'a Vocabulary<'a>, merges: Vec<(&'a str, &'a str)>) -> Self {
-        Self {
-            r#type: "BPE",
-            dropout: (),
-            unk_token: None,
-            continuing_subword_prefix: (),
-            end_of_word_suffix: (),
-            fuse_unk: false,
-            byte_fallback: false,
-            ignore_merges: false,
-            vocab,
-            merges,
-        }
-    }
-}
-
-impl File<'_> {
-    fn bytes(&self, model: &GgufModel) -> Result<Vec<u8>, GgufError> {
-        // Tokens twice, in the vocabulary and in merges, with quotes and ids.
-        let tokens = self.model.vocab.tokens.iter().map(|token| token.len() + 16).sum::<usize>();
-        let merges =
-            self.model.merges.iter().map(|(left, right)| left.len() + right.len() + 8).sum::<usize>();
-        let mut bytes = Vec::with_capacity(tokens + merges + (1 << 16));
-        serde_json::to_writer(&mut bytes, self).map_err(|error| model.unsupported(error.to_string()))?;
-        Ok(bytes)
-    }
+fn bytes(model: &GgufModel, file: &TokenizerJson<'_>) -> Result<Vec<u8>, GgufError> {
+    file.bytes().map_err(|error| model.unsupported(error.to_string()))
 }
 
 /// Tokens and their types.
@@ -142,17 +86,10 @@ impl<'a> Vocabulary<'a> {
         };
         self.types.iter().enumerate().filter_map(added).collect()
     }
-}
 
-/// `vocab` of tokenizer.json. Of duplicate tokens, which some files use as padding, the first counts.
-impl Serialize for Vocabulary<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut seen = HashSet::<&str>::with_capacity(self.tokens.len());
-        let mut map = serializer.serialize_map(None)?;
-        for (id, token) in self.tokens.iter().enumerate().filter(|(_, token)| seen.insert(**token)) {
-            map.serialize_entry(token, &id)?;
-        }
-        map.end()
+    /// Tokens with their ids.
+    fn with_ids(&self) -> Tokens<'a> {
+        Tokens(self.tokens.iter().copied().zip(0..).collect())
     }
 }
 
@@ -211,18 +148,16 @@ fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Vec<u8>,
     // Inside a token, a space is stored in its printable form, so the first space is the separator.
     let merges: Option<Vec<_>> = merges.into_iter().map(|merge| merge.split_once(' ')).collect();
     let merges = merges.ok_or_else(|| model.wrong(MERGES, "pairs of tokens separated by a space"))?;
-    File {
-        version: "1.0",
-        truncation: (),
-        padding: (),
+    let bpe = Bpe { ignore_merges: rule.ignores_merges, ..Bpe::new(vocabulary.with_ids(), merges) };
+    let file = TokenizerJson {
         added_tokens: vocabulary.added(),
         normalizer: if rule.is_composed { json!({"type": "NFC"}) } else { Json::Null },
         pre_tokenizer: rule.pre_tokenizer(),
         post_processor: template(model, rule.adds_bos),
-        decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
-        model: Bpe { ignore_merges: rule.ignores_merges, ..Bpe::new(vocabulary, merges) },
-    }
-    .bytes(model)
+        decoder: byte_level_decoder(),
+        ..TokenizerJson::new(Model::Bpe(bpe))
+    };
+    bytes(model, &file)
 }
 
 fn too_many_merges(model: &GgufModel) -> GgufError {
@@ -251,23 +186,20 @@ fn sentence_piece(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Vec<
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
     let merges = spm::merges(&vocabulary.tokens, &scores).ok_or_else(|| too_many_merges(model))?;
-    File {
-        version: "1.0",
-        truncation: (),
-        padding: (),
+    let bpe = Bpe {
+        unk_token: spelling(model, "unknown"),
+        fuse_unk: true,
+        byte_fallback: true,
+        ..Bpe::new(vocabulary.with_ids(), merges)
+    };
+    let file = TokenizerJson {
         added_tokens: vocabulary.added(),
         normalizer,
-        pre_tokenizer: Json::Null,
         post_processor: template(model, true),
         decoder: json!({"type": "Sequence", "decoders": decoders}),
-        model: Bpe {
-            unk_token: spelling(model, "unknown"),
-            fuse_unk: true,
-            byte_fallback: true,
-            ..Bpe::new(vocabulary, merges)
-        },
-    }
-    .bytes(model)
+        ..TokenizerJson::new(Model::Bpe(bpe))
+    };
+    bytes(model, &file)
 }
 
 /// Post-processor that adds the BOS and EOS tokens requested by the file's flags.
@@ -275,24 +207,8 @@ fn template(model: &GgufModel, adds_bos: bool) -> Json {
     let flag = |name: &str| model.get(&format!("tokenizer.ggml.add_{name}_token")).and_then(Value::as_bool);
     let token = |name: &str, default: bool| {
         let (id, text) = token_id(model, name).zip(spelling(model, name))?;
-        flag(name).unwrap_or(default).then_some((id, text))
+        flag(name).unwrap_or(default).then_some((text, id))
     };
     let (bos, eos) = (token("bos", adds_bos), token("eos", false));
-    if bos.is_none() && eos.is_none() {
-        return Json::Null;
-    }
-    let special = |token: Option<(u64, &str)>| {
-        token.map(|(_, text)| json!({"SpecialToken": {"id": text, "type_id": 0}}))
-    };
-    let around = |sequence: &str| -> Vec<Json> {
-        let text = json!({"Sequence": {"id": sequence, "type_id": 0}});
-        special(bos).into_iter().chain([text]).chain(special(eos)).collect()
-    };
-    let tokens: Map<String, Json> = [bos, eos]
-        .into_iter()
-        .flatten()
-        .map(|(id, text)| (text.to_owned(), json!({"id": text, "ids": [id], "tokens": [text]})))
-        .collect();
-    let pair = [around("A"), around("B")].concat();
-    json!({"type": "TemplateProcessing", "single": around("A"), "pair": pair, "special_tokens": tokens})
+    around(bos, eos)
 }

@@ -5,6 +5,7 @@
 use serde_json::{Value as Json, json};
 
 /// Rule of a byte-level tokenizer.
+#[derive(Debug)]
 pub struct WordRule {
     /// Names of the rule in files.
     pub names: &'static [&'static str],

@@ -232,7 +232,7 @@ impl Repository {
 /// Whether `snapshot` has all files of `need`. Links to missing contents count as missing.
 fn is_complete(snapshot: &Path, need: Need) -> bool {
     let is_there = |name: &str| snapshot.join(name).is_file();
-    if !files::REQUIRED.into_iter().all(is_there) {
+    if files::missing(is_there).is_some() {
         return false;
     }
     let there: Vec<&str> = [files::SINGLE, files::INDEX].into_iter().filter(|name| is_there(name)).collect();
@@ -317,6 +317,10 @@ mod tests {
         for revision in ["main", "refs/pr/1", COMMIT] {
             assert_eq!(find(revision, Need::All), Some(snapshot.clone()), "{revision}");
         }
+        fs::rename(snapshot.join("tokenizer.json"), snapshot.join("tokenizer.model")).unwrap();
+        assert_eq!(find("main", Need::All), Some(snapshot.clone()), "another tokenizer");
+        fs::remove_file(snapshot.join("tokenizer.model")).unwrap();
+        assert_eq!(find("main", Need::Text), None, "no tokenizer");
         assert_eq!(find("other", Need::Text), None);
         assert_eq!(Cache::name_of(&snapshot), Some(name));
         assert_eq!(Cache::name_of(root.path()), None);

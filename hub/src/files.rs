@@ -24,8 +24,20 @@ const TEXT: [&str; 11] = [
     "quantize_config.json",
     "quant_config.json",
 ];
-/// Files without which a model cannot be served.
-pub const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
+/// Without it a model cannot be served.
+const CONFIG: &str = "config.json";
+/// Tokenizers, of which a model needs one. The first needs no other; those after it are converted (crate
+/// `vocab`).
+const TOKENIZERS: [&[&str]; 6] = [
+    &["tokenizer.json"],
+    &["tekken.json"],
+    &["tokenizer.model"],
+    &["spiece.model"],
+    &["tiktoken.model"],
+    &["vocab.json", "merges.txt"],
+];
+/// What messages call them.
+const TOKENIZER: &str = "tokenizer (tokenizer.json, tekken.json, tokenizer.model, spiece.model, tiktoken.model, or vocab.json and merges.txt)";
 /// Most weight files; the largest published models have about 200.
 const MAX_SHARDS: usize = 10_000;
 
@@ -47,16 +59,28 @@ pub enum Weights {
     Indexed,
 }
 
-/// Files in `listed` that are not weights.
+/// Files in `listed` that are not weights. Without a tokenizer.json, all that can replace it.
 ///
 /// # Errors
-/// Name of a required file that is missing.
+/// What is required and missing.
 pub fn text<'a>(listed: &[&'a str]) -> Result<Vec<&'a str>, &'static str> {
-    let is_missing = |name: &&&str| !listed.contains(*name);
-    match REQUIRED.iter().find(is_missing) {
-        Some(missing) => Err(missing),
-        None => Ok(listed.iter().copied().filter(|name| TEXT.contains(name)).collect()),
+    let is_listed = |name: &str| listed.contains(&name);
+    if let Some(missing) = missing(is_listed) {
+        return Err(missing);
     }
+    let [whole, others @ ..] = TOKENIZERS;
+    let replaces =
+        |name: &&str| !whole.iter().all(|name| is_listed(name)) && others.iter().any(|it| it.contains(name));
+    Ok(listed.iter().copied().filter(|name| TEXT.contains(name) || replaces(name)).collect())
+}
+
+/// What a model needs besides weights and lacks; `is_there` says which files it has.
+pub fn missing(is_there: impl Fn(&str) -> bool) -> Option<&'static str> {
+    if !is_there(CONFIG) {
+        return Some(CONFIG);
+    }
+    let has_tokenizer = TOKENIZERS.iter().any(|files| files.iter().all(|name| is_there(name)));
+    (!has_tokenizer).then_some(TOKENIZER)
 }
 
 /// Weight layout in `listed`. Prefers the single file, as workers do.
@@ -112,11 +136,27 @@ mod tests {
             "vocab.json",
         ];
         assert_eq!(text(&listed), Ok(vec!["config.json", "tokenizer.json"]));
-        assert_eq!(text(&["config.json"]), Err("tokenizer.json"));
+        assert_eq!(text(&["tokenizer.json"]), Err("config.json"));
+        for bare in [&["config.json"][..], &["config.json", "vocab.json"], &["config.json", "qwen.tiktoken"]]
+        {
+            assert!(text(bare).unwrap_err().starts_with("tokenizer (tokenizer.json"), "{bare:?}");
+        }
         assert_eq!(weights(&listed), Ok(Weights::Single));
         assert_eq!(weights(&[INDEX, "model-00001-of-00002.safetensors"]), Ok(Weights::Indexed));
         assert!(weights(&["a.gguf", "b.bin"]).unwrap_err().contains(".gguf, .bin"));
         assert!(weights(&["README.md"]).unwrap_err().contains("no weights"));
+    }
+
+    #[test]
+    fn what_replaces_a_missing_tokenizer_json_is_selected() {
+        for others in [&["tekken.json"][..], &["tokenizer.model"], &["vocab.json", "merges.txt"]] {
+            let listed = [&["config.json", "params.json"], others].concat();
+            assert_eq!(text(&listed), Ok([&["config.json"], others].concat()));
+            assert_eq!(
+                text(&[&listed[..], &["tokenizer.json"]].concat()),
+                Ok(vec!["config.json", "tokenizer.json"])
+            );
+        }
     }
 
     #[test]

@@ -244,6 +244,16 @@ async fn bytes_of_another_file_are_replaced() {
 }
 
 #[tokio::test]
+async fn a_model_without_tokenizer_json_comes_with_what_replaces_it() {
+    let mut scene = Scene::new(12).await;
+    scene.model.files[2] = File::large("tokenizer.model", random(12, 300_000));
+    scene.server.publish([(NAME.to_owned(), scene.model.clone())]);
+    let snapshot = scene.pull().await.unwrap();
+    assert_eq!(std::fs::read(snapshot.join("tokenizer.model")).unwrap(), random(12, 300_000));
+    assert!(snapshot.join("config.json").is_file() && !snapshot.join("tokenizer.json").exists());
+}
+
+#[tokio::test]
 async fn what_cannot_be_had_says_why_and_what_to_do() {
     let scene = Scene::new(8).await;
     let gated = Model { token: Some("hf_right".to_owned()), ..scene.model.clone() };
@@ -281,7 +291,7 @@ async fn what_cannot_be_had_says_why_and_what_to_do() {
     check("org/gated", "main", Some("hf_other"), &["is gated", "with the account of your HF_TOKEN"]).await;
     check("org/gated", "main", Some("expired"), &["rejected the token (401)"]).await;
     check("org/gguf", "main", None, &["no safetensors weights", ".gguf", "model.safetensors"]).await;
-    check("org/bare", "main", None, &["no tokenizer.json"]).await;
+    check("org/bare", "main", None, &["no tokenizer (tokenizer.json, tekken.json, tokenizer.model"]).await;
     check("org/hostile", "main", None, &["../../../x.safetensors", "not a safetensors file beside it"]).await;
     check("org/unnamed", "main", None, &["no commit", "is HF_ENDPOINT a hub?"]).await;
     let hub = hub(&scene.server.endpoint, scene.cache.path(), Some("hf_right"));

@@ -7,12 +7,12 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 use skein_proto::TokenId;
+use skein_vocab::{TOKENIZER, Vocabulary};
 
 use super::LoadError;
 use super::fields::{Fields, MAX_JSON_BYTES, read_object};
 
 const FIELD: &str = "eos_token_id";
-const TOKENIZER: &str = "tokenizer.json";
 
 /// Ids that `generation` names, or else `config`: a number or a list. Those outside the vocabulary are left
 /// out: some models name -1 or an id of a larger vocabulary, and no sample is such a token.
@@ -37,13 +37,19 @@ pub(super) fn named(
 /// Id of the tokenizer's `eos_token` in `directory`. `None` if it has none, or if the files cannot be read,
 /// which is reported where text is loaded.
 pub(super) fn of_tokenizer(directory: &Path) -> Option<TokenId> {
-    let config = read_object(&directory.join("tokenizer_config.json")).unwrap_or_default();
-    let map = || read_object(&directory.join("special_tokens_map.json")).ok();
-    let text = match config.get("eos_token") {
-        Some(token) => content(token)?.to_owned(),
-        None => content(map()?.get("eos_token")?)?.to_owned(),
-    };
-    declared(&config, &text).or_else(|| in_tokenizer(directory, &text))
+    if directory.join(TOKENIZER).exists() {
+        let config = read_object(&directory.join("tokenizer_config.json")).unwrap_or_default();
+        let map = || read_object(&directory.join("special_tokens_map.json")).ok();
+        let text = match config.get("eos_token") {
+            Some(token) => content(token)?.to_owned(),
+            None => content(map()?.get("eos_token")?)?.to_owned(),
+        };
+        let read = || skein_sys::regular_file::read(&directory.join(TOKENIZER), MAX_JSON_BYTES).ok();
+        return declared(&config, &text).or_else(|| in_json(&read()?, &text));
+    }
+    let converted = Vocabulary::find(directory).ok()??.convert().ok()?;
+    let text = content(converted.config.get("eos_token")?)?.to_owned();
+    in_json(&converted.json, &text)
 }
 
 /// A token is a text, or an object with one.
@@ -58,12 +64,11 @@ fn declared(config: &serde_json::Map<String, Value>, text: &str) -> Option<Token
     id.parse().ok()
 }
 
-/// Id in tokenizer.json: of an added token, or else of the vocabulary, which is only parsed if it must be.
-fn in_tokenizer(directory: &Path, text: &str) -> Option<TokenId> {
-    let json = skein_sys::regular_file::read(&directory.join(TOKENIZER), MAX_JSON_BYTES).ok()?;
-    let WithAdded { added_tokens } = serde_json::from_slice(&json).ok()?;
+/// Id in a tokenizer.json: of an added token, or else of the vocabulary, which is only parsed if it must be.
+fn in_json(json: &[u8], text: &str) -> Option<TokenId> {
+    let WithAdded { added_tokens } = serde_json::from_slice(json).ok()?;
     let added = added_tokens.into_iter().find(|token| token.content == text);
-    let own = || serde_json::from_slice::<WithModel>(&json).ok()?.model.vocab.get(text).copied();
+    let own = || serde_json::from_slice::<WithModel>(json).ok()?.model.vocab.get(text).copied();
     added.map(|token| token.id).or_else(own)
 }
 
@@ -81,10 +86,32 @@ struct AddedToken {
 
 #[derive(Deserialize)]
 struct WithModel {
-    model: Vocabulary,
+    model: WithTokens,
 }
 
 #[derive(Deserialize)]
-struct Vocabulary {
+struct WithTokens {
     vocab: HashMap<String, TokenId>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vocabulary_without_tokenizer_json_names_its_end() {
+        let goldens = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tokenizers");
+        let of = |golden: &str, name: &str, config: &str| {
+            let directory = tempfile::tempdir().unwrap();
+            std::fs::copy(Path::new(goldens).join(golden), directory.path().join(name)).unwrap();
+            std::fs::write(directory.path().join("tokenizer_config.json"), config).unwrap();
+            of_tokenizer(directory.path())
+        };
+        assert_eq!(of("bpe.model", "tokenizer.model", "{}"), Some(2));
+        assert_eq!(of("unigram.model", "tokenizer.model", "{}"), Some(2));
+        assert_eq!(of("tekken.json", "tekken.json", "{}"), Some(2));
+        assert_eq!(of("tiktoken.model", "tiktoken.model", "{}"), None);
+        assert_eq!(of("tiktoken.model", "tiktoken.model", r#"{"eos_token": "<|end|>"}"#), Some(416));
+        assert_eq!(of("make.py", "tokenizer.model", "{}"), None, "reported where text is loaded");
+    }
 }

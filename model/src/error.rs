@@ -26,6 +26,9 @@ pub enum LoadError {
         /// Fault in the content.
         reason: String,
     },
+    /// The tokenizer's files are unreadable, malformed or unsupported.
+    #[error(transparent)]
+    Vocabulary(#[from] skein_vocab::VocabError),
     /// A GGUF file is unreadable, damaged or unsupported.
     #[error(transparent)]
     Gguf(#[from] skein_gguf::GgufError),

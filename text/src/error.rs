@@ -20,15 +20,23 @@ pub enum TextError {
     /// The model is a GGUF file that cannot be used.
     #[error(transparent)]
     Gguf(#[from] skein_gguf::GgufError),
-    /// The directory contains no tokenizer.json.
+    /// The vocabulary beside the model cannot be used.
+    #[error(transparent)]
+    Vocabulary(#[from] skein_vocab::VocabError),
+    /// The directory contains no tokenizer that can be read.
     #[error(
-        "{} has no tokenizer.json; copy it there from the model's repository, or give the directory that has it \
-         with --tokenizer DIR",
-        directory.display()
+        "{} has no tokenizer: none of tokenizer.json, {}{}; copy one there from the model's repository, or give the \
+         directory that has it with --tokenizer DIR{}",
+        directory.display(),
+        skein_vocab::OTHERS.join(", "),
+        listed(found),
+        advice(found)
     )]
     NoTokenizer {
         /// The directory that was searched.
         directory: PathBuf,
+        /// Names there that look like a vocabulary.
+        found: Vec<String>,
     },
     /// The tokenizer has more tokens than the model's vocabulary.
     #[error(
@@ -60,8 +68,34 @@ pub enum TextError {
     Template(String),
 }
 
+impl TextError {
+    /// The same, with the name of the file in which the fault lies; `tokenizer.json` was built from it.
+    pub(crate) fn in_file(self, file: &'static str) -> Self {
+        match self {
+            Self::Malformed { reason, .. } => Self::Malformed { file, reason },
+            other => other,
+        }
+    }
+}
+
 impl From<UnsupportedDecoder> for TextError {
     fn from(UnsupportedDecoder(what): UnsupportedDecoder) -> Self {
         Self::UnsupportedDecoder(what)
     }
+}
+
+fn listed(found: &[String]) -> String {
+    if found.is_empty() {
+        String::new()
+    } else {
+        format!(" (it has {}, which cannot be read)", found.join(", "))
+    }
+}
+
+fn advice(found: &[String]) -> &'static str {
+    if found.is_empty() {
+        return "";
+    }
+    ", or save the tokenizer with transformers, which writes a tokenizer.json \
+     (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))"
 }

@@ -5,14 +5,14 @@ use std::path::Path;
 use serde_json::Value;
 use skein_gguf::{GgufModel, is_gguf};
 use skein_grammar::{MAX_TOKENIZER_BYTES, tokenizer_fingerprint};
+use skein_vocab::{Converted, Declarations, TOKENIZER, Vocabulary, look_alikes};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::bounded_read::{read_if_there, read_json};
+use super::bounded_read::read_if_there;
 use super::chat_template::ChatTemplate;
-use super::declared_tokens::Declarations;
 use super::error::TextError;
 use super::known_steps;
-use super::named_templates::{NamedTemplates, special_strings, with_special_tokens};
+use super::named_templates::{NamedTemplates, special_strings};
 use super::sources::TextSources;
 use super::tokenizer::{Tokenizer, malformed};
 use super::tokenizer_file::TokenizerFile;
@@ -21,7 +21,9 @@ use super::tokenizer_file::TokenizerFile;
 pub struct TextFiles {
     /// Content of tokenizer.json.
     pub(super) tokenizer: Vec<u8>,
-    /// Of a GGUF file, the digest of its tokenizer.
+    /// Name of the file with the vocabulary.
+    file: &'static str,
+    /// Digest of what the tokenizer was built from, where that is no tokenizer.json.
     pub(super) digest: Option<[u8; 8]>,
     pub(super) parsed: TokenizerFile,
     pub(super) built: Option<Tokenizer>,
@@ -39,17 +41,27 @@ impl TextFiles {
     /// # Errors
     /// If one cannot be read or parsed.
     pub fn read(directory: &Path, sources: &TextSources) -> Result<Self, TextError> {
-        let source = sources.tokenizer_directory(directory);
-        let templates = sources.templates(directory)?;
-        if !is_gguf(source) {
-            let declarations = Declarations::read(source, tokenizer_config(source)?)?;
-            let mut files = Self::new(tokenizer_json(source)?, Value::Null, templates)?;
+        Self::of_tokenizer(sources.tokenizer_directory(directory), sources.templates(directory)?)
+    }
+
+    /// Reads the tokenizer's files in `source`.
+    fn of_tokenizer(source: &Path, templates: NamedTemplates) -> Result<Self, TextError> {
+        if is_gguf(source) {
+            let model = GgufModel::open(source)?;
+            let files = Self::new(model.tokenizer()?, model.tokenizer_config(), templates)?;
+            return Ok(Self { digest: model.tokenizer_digest().map(u64::to_le_bytes), ..files });
+        }
+        if let Some(json) = read_if_there(&source.join(TOKENIZER), MAX_TOKENIZER_BYTES)? {
+            let declarations = Declarations::read(source)?;
+            let mut files = Self::new(json, Value::Null, templates)?;
             files.declared = add_missing(&mut files.parsed, &declarations);
             return Ok(Self { config: declarations.config, ..files });
         }
-        let model = GgufModel::open(source)?;
-        let files = Self::new(model.tokenizer()?, model.tokenizer_config(), templates)?;
-        Ok(Self { digest: model.tokenizer_digest().map(u64::to_le_bytes), ..files })
+        let vocabulary = vocabulary(source)?;
+        let (digest, file) = (Some(vocabulary.digest().to_le_bytes()), vocabulary.name());
+        let Converted { json, config } = vocabulary.convert()?;
+        let files = Self::new(json, config, templates).map_err(|error| error.in_file(file))?;
+        Ok(Self { digest, file, ..files })
     }
 
     /// Parses the content of tokenizer.json; `config` is tokenizer_config.json.
@@ -59,7 +71,17 @@ impl TextFiles {
         templates: NamedTemplates,
     ) -> Result<Self, TextError> {
         let parsed = TokenizerFile::parse(&tokenizer).map_err(malformed)?;
-        Ok(Self { tokenizer, digest: None, parsed, built: None, config, templates, declared: String::new() })
+        let declared = String::new();
+        Ok(Self {
+            tokenizer,
+            file: TOKENIZER,
+            digest: None,
+            parsed,
+            built: None,
+            config,
+            templates,
+            declared,
+        })
     }
 
     /// Builds the tokenizer now, which takes most of the time of
@@ -68,8 +90,18 @@ impl TextFiles {
     /// # Errors
     /// If it cannot be used.
     pub fn build_tokenizer(mut self) -> Result<Self, TextError> {
-        self.built = Some(Tokenizer::new(&self.parsed, self.tokenizer.len())?);
+        self.built = Some(self.tokenizer()?);
         Ok(self)
+    }
+
+    pub(super) fn tokenizer(&mut self) -> Result<Tokenizer, TextError> {
+        let built = self.built.take().map_or_else(|| Tokenizer::new(&self.parsed, self.tokenizer.len()), Ok);
+        built.map_err(|error| error.in_file(self.file))
+    }
+
+    /// What distinguishes the tokenizer: the content of tokenizer.json, or a digest of what there is instead.
+    pub(super) fn identity(&self) -> &[u8] {
+        self.digest.as_ref().map_or(&self.tokenizer, |digest| digest)
     }
 
     /// Whether the tokenizer must first be tried in a process of its own.
@@ -98,12 +130,7 @@ impl TextFiles {
 /// Loads only the tokenizer of the model in `directory`.
 pub(super) fn tokenizer_of(directory: &Path, sources: &TextSources) -> Result<Tokenizer, TextError> {
     let source = sources.tokenizer_directory(directory);
-    let json = tokenizer_json(source)?;
-    let mut parsed = TokenizerFile::parse(&json).map_err(malformed)?;
-    if !is_gguf(source) {
-        add_missing(&mut parsed, &Declarations::read(source, tokenizer_config(source)?)?);
-    }
-    Tokenizer::new(&parsed, json.len())
+    TextFiles::of_tokenizer(source, NamedTemplates::default())?.tokenizer()
 }
 
 /// Adds tokens that only the files beside tokenizer.json declare; returns them as JSON, or nothing.
@@ -114,22 +141,24 @@ fn add_missing(parsed: &mut TokenizerFile, declarations: &Declarations) -> Strin
     shown
 }
 
-/// Content of tokenizer.json.
-fn tokenizer_json(directory: &Path) -> Result<Vec<u8>, TextError> {
-    if is_gguf(directory) {
-        return Ok(GgufModel::open(directory)?.tokenizer()?);
-    }
-    let json = read_if_there(&directory.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
-    json.ok_or_else(|| TextError::NoTokenizer { directory: directory.to_owned() })
+/// The vocabulary of a directory without a tokenizer.json.
+fn vocabulary(directory: &Path) -> Result<Vocabulary, TextError> {
+    let none = || TextError::NoTokenizer { directory: directory.to_owned(), found: look_alikes(directory) };
+    Vocabulary::find(directory)?.ok_or_else(none)
 }
 
-/// Content of tokenizer_config.json, with special_tokens_map.json; null if neither exists.
+/// tokenizer_config.json, with special_tokens_map.json and the special tokens that its tokenizer names.
 fn tokenizer_config(directory: &Path) -> Result<Value, TextError> {
     if is_gguf(directory) {
         return Ok(GgufModel::open(directory)?.tokenizer_config());
     }
-    let special = read_json(directory, "special_tokens_map.json")?;
-    Ok(with_special_tokens(read_json(directory, "tokenizer_config.json")?, special))
+    if read_if_there(&directory.join(TOKENIZER), MAX_TOKENIZER_BYTES)?.is_some() {
+        return Ok(Declarations::read(directory)?.config);
+    }
+    match Vocabulary::find(directory)? {
+        Some(vocabulary) => Ok(vocabulary.convert()?.config),
+        None => Ok(Declarations::read(directory)?.config),
+    }
 }
 
 /// Loads and compiles only the chat template of the model in `directory`.

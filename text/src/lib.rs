@@ -10,7 +10,6 @@ mod bpe;
 pub mod chat_template;
 mod continued;
 pub mod control;
-mod declared_tokens;
 mod deep_stack;
 pub mod detokenizer;
 mod error;
@@ -39,6 +38,8 @@ pub mod tokenizer;
 mod tokenizer_file;
 mod too_long;
 mod top_k;
+#[cfg(test)]
+mod vocabulary_tests;
 
 pub use error::TextError;
 pub use refused::{PromptTooLong, TextRefused};

@@ -106,7 +106,7 @@ impl ModelText {
         let fingerprint = files.fingerprint();
         // A GGUF file's tokenizer need not equal, byte for byte, the tokenizer.json of the original model.
         let is_workers = sources.tokenizer.is_none() && !is_gguf(directory);
-        let workers_tokenizer = if is_workers { tokenizer_fingerprint(&files.tokenizer) } else { 0 };
+        let workers_tokenizer = if is_workers { tokenizer_fingerprint(files.identity()) } else { 0 };
         let mut text = Self::from_files(served_names, files, &generation)?;
         (text.fingerprint, text.workers_tokenizer) = (fingerprint, workers_tokenizer);
         text.defaults.sampling.seed = sources.seed;
@@ -160,19 +160,14 @@ impl ModelText {
 
     fn from_files(
         served_names: Vec<Arc<str>>,
-        files: TextFiles,
+        mut files: TextFiles,
         generation: &Value,
     ) -> Result<Self, TextError> {
         let defaults = GenerationDefaults::from_json(generation)?;
-        let TextFiles { tokenizer: json, digest, parsed, built, config, templates, .. } = files;
-        let chat_template = compile(templates, &config)?;
-        let tokenizer = match built {
-            Some(tokenizer) => tokenizer,
-            None => Tokenizer::new(&parsed, json.len())?,
-        };
+        let chat_template = compile(files.templates.clone(), &files.config)?;
+        let tokenizer = files.tokenizer()?;
         let bytes = tokenizer.bytes().clone();
-        let identity = digest.as_ref().map_or(&json[..], |digest| &digest[..]);
-        let grammars = Grammars::new(identity, bytes.vocab_size(), move || Ok(bytes.clone()));
+        let grammars = Grammars::new(files.identity(), bytes.vocab_size(), move || Ok(bytes.clone()));
         let formats = chat_template.as_ref().map(|template| Formats::of_template(template.source()));
         let mut text = Self {
             served_names,
@@ -226,7 +221,8 @@ impl ModelText {
         most_tokens: u32,
     ) -> Result<(Vec<TokenId>, Opening), TextRefused> {
         let Some(template) = &self.chat_template else {
-            let message = "This model has no chat template; send a prompt to /v1/completions instead.";
+            let message = "This model has no chat template; send a prompt to /v1/completions instead, or start the \
+                           server with --chat-template FILE.";
             return Err(TextRefused::invalid("messages", message));
         };
         let mut arguments = self.template_kwargs.clone();

@@ -91,23 +91,10 @@ pub fn special_strings(config: &Value) -> Vec<(String, String)> {
     own.chain(more).filter_map(|(name, value)| Some((name.clone(), spelling(value)?))).collect()
 }
 
-/// tokenizer_config.json with special_tokens_map.json, which counts only if there is no
-/// `added_tokens_decoder`, and then first, as in transformers.
-pub fn with_special_tokens(config: Value, special: Value) -> Value {
-    match (config, special) {
-        (Value::Object(config), _) if config.contains_key("added_tokens_decoder") => Value::Object(config),
-        (Value::Object(mut config), Value::Object(special)) => {
-            config.extend(special);
-            Value::Object(config)
-        }
-        (Value::Null, special @ Value::Object(_)) => special,
-        (config, _) => config,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use skein_vocab::with_special_tokens;
 
     use super::*;
 

@@ -152,7 +152,10 @@ mod tests {
         let tokenizer = Some(directory.path().to_owned());
         let error = load(&TextSources { tokenizer, ..TextSources::default() }).unwrap_err();
         assert_eq!(error.matches(&directory.path().display().to_string()).count(), 1, "{error}");
-        assert!(error.contains("has no tokenizer.json") && error.contains("--tokenizer DIR"), "{error}");
+        assert!(
+            error.contains("has no tokenizer: none of tokenizer.json") && error.contains("--tokenizer DIR"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -204,7 +204,10 @@ pub const TABLE: &[Row] = &[
     row(
         &["tokenizer-mode"],
         Value,
-        Only(&["auto", "hf"], "the tokenizer is tokenizer.json, as Hugging Face's library reads it"),
+        Only(
+            &["auto", "hf"],
+            "the tokenizer is tokenizer.json, or what a model has instead, as Hugging Face's library reads it",
+        ),
     ),
     row(
         &["skip-tokenizer-init"],

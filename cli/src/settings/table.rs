@@ -153,7 +153,7 @@ pub const FLAGS: &[Flag] = &[
         "DIR",
         MODEL,
         FRONT | RUN | RUN_BATCH,
-        "Directory of tokenizer.json and the chat template [default: the model's]",
+        "Directory of the tokenizer's files and the chat template [default: the model's]",
     )),
     tokens(one(
         "chat-template",

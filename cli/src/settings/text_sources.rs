@@ -34,7 +34,7 @@ fn directory(given: &str) -> Result<String, String> {
     if std::path::Path::new(&given).is_dir() {
         Ok(given)
     } else {
-        Err(format!("`{given}` is not a directory; give the one that has tokenizer.json"))
+        Err(format!("`{given}` is not a directory; give the one that has the tokenizer"))
     }
 }
 

@@ -262,7 +262,7 @@ fn a_version_that_cannot_be_served_is_refused_and_service_goes_on() {
                     let text = std::fs::read_to_string(&path).unwrap().replacen("ation", "atiox", 1);
                     std::fs::write(path, text).unwrap();
                 }),
-                "another tokenizer.json",
+                "another tokenizer",
             ),
         ];
         for (body, reason) in cases {

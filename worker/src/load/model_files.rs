@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use skein_grammar::Grammars;
 use skein_grammar::token_bytes::TokenBytes;
-use skein_grammar::{Grammars, MAX_TOKENIZER_BYTES};
 use skein_kernels::cpu::matrix::Storage;
 use skein_model::LoadError;
 use skein_model::adapter::Adapter;
@@ -13,7 +13,6 @@ use skein_model::checkpoint::{ModelFile, Weights};
 use skein_model::config::ModelConfig;
 use skein_model::spec::Spec;
 use skein_model::tensors::{self, Kind};
-use skein_sys::regular_file;
 
 use crate::backend::cpu::NumberTypes;
 use crate::config::{LoadFormat, WorkerConfig};
@@ -69,8 +68,8 @@ pub(super) fn quantised_form(
     Ok(stored_form(spec, &Weights::open(&config.model)?)?)
 }
 
-/// Content of the tokenizer.json in the directory `model`, or its equivalent from a GGUF file; `None` if
-/// there is none that can be used.
+/// Content of the tokenizer.json in the directory `model`, or its equivalent from other files or from a GGUF
+/// file; `None` if there is none that can be used.
 ///
 /// # Errors
 /// If there is a file that cannot be read.
@@ -78,8 +77,7 @@ pub(super) fn tokenizer_json(model: &Path) -> Result<Option<Vec<u8>>, LoadError>
     if let Some(file) = ModelFile::open(model)? {
         return Ok(file.tokenizer());
     }
-    let path = model.join("tokenizer.json");
-    regular_file::read_if_there(&path, MAX_TOKENIZER_BYTES).map_err(|source| LoadError::Read { path, source })
+    Ok(skein_vocab::tokenizer_json(model)?)
 }
 
 /// Grammars of the model in `directory`; its tokens are read on first use. `None` without a tokenizer.json,
@@ -105,7 +103,7 @@ fn tokenizer_identity(directory: &Path) -> Result<Option<Vec<u8>>, LoadError> {
     let digest = |file: ModelFile| file.tokenizer_digest().map(|digest| digest.to_le_bytes().to_vec());
     match ModelFile::open(directory)? {
         Some(file) => Ok(digest(file)),
-        None => tokenizer_json(directory),
+        None => Ok(skein_vocab::identity(directory)?),
     }
 }
 
@@ -132,5 +130,20 @@ mod tests {
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         let error = grammars(directory.path(), 8).err().unwrap().to_string();
         assert!(error.contains(&path.display().to_string()) && error.contains("named pipe"), "{error}");
+    }
+
+    #[test]
+    fn other_files_replace_tokenizer_json() {
+        let goldens = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tokenizers");
+        for (golden, name) in [("bpe.model", "tokenizer.model"), ("tekken.json", "tekken.json")] {
+            let directory = tempfile::tempdir().unwrap();
+            std::fs::copy(Path::new(goldens).join(golden), directory.path().join(name)).unwrap();
+            let json = tokenizer_json(directory.path()).unwrap().unwrap();
+            let bytes = TokenBytes::from_tokenizer_json(&serde_json::from_slice(&json).unwrap()).unwrap();
+            assert_eq!((bytes.get(2), bytes.is_special(2)), (&b"</s>"[..], true), "{name}");
+            assert!((100..bytes.vocab_size()).any(|id| bytes.get(id) == b"th"), "{name}");
+            let grammars = grammars(directory.path(), bytes.vocab_size()).unwrap().unwrap();
+            assert_ne!(grammars.fingerprint(), 0);
+        }
     }
 }

@@ -5,11 +5,10 @@ use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 
-use skein_grammar::{MAX_TOKENIZER_BYTES, tokenizer_fingerprint};
+use skein_grammar::tokenizer_fingerprint;
 use skein_node::clock;
 use skein_node::trace::{self, PROCESS};
 use skein_proto::info::WorkerInfo;
-use skein_sys::regular_file;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
 use tonic_health::ServingStatus;
@@ -198,11 +197,12 @@ fn now_ms() -> u64 {
     u64::try_from(clock::unix_time().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Fingerprint of the model's tokenizer.json; 0 if there is none. A GGUF file has none: its tokenizer need
-/// not equal, byte for byte, the file of a router that reads the original model.
+/// Fingerprint of the model's tokenizer.json, or of the files that it has instead; 0 if there are none. A GGUF
+/// file has none: its tokenizer need not equal, byte for byte, the file of a router that reads the original
+/// model.
 fn fingerprint_of_tokenizer(model: &Path) -> u64 {
-    regular_file::read(&model.join("tokenizer.json"), MAX_TOKENIZER_BYTES)
-        .map_or(0, |json| tokenizer_fingerprint(&json))
+    let identity = skein_vocab::identity(model).ok().flatten();
+    identity.map_or(0, |identity| tokenizer_fingerprint(&identity))
 }
 
 fn max_streams(config: &SchedulerConfig) -> u32 {

@@ -1,53 +1,54 @@
-//! Added tokens that only the files beside tokenizer.json declare, and named special tokens, as transformers
-//! 5.24 adds them to the tokenizer.
+//! Added tokens that files beside the vocabulary declare, and named special tokens, as transformers 5.24 adds
+//! them to the tokenizer.
 //!
-//! An older tokenizer.json lacks tokens that were added later. Without them `<|im_end|>` is ten characters in
-//! a prompt, and nothing in an answer.
+//! An older tokenizer.json lacks tokens that were added later, and other vocabularies have none of them.
+//! Without them `<|im_end|>` is ten characters in a prompt, and nothing in an answer.
 
-use std::collections::HashSet;
 use std::path::Path;
 
+use hashbrown::HashSet;
 use serde_json::{Map, Value, json};
 
-use super::bounded_read::read_json;
-use super::error::TextError;
+use crate::error::VocabError;
+use crate::files::read_json;
 
 /// Names of single special tokens in the configuration, in the order in which transformers adds them.
-pub(super) const NAMED: [&str; 7] =
+pub const NAMED: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// Names of lists of special tokens; the newer one may also be an object of names.
-const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+pub(crate) const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 
-/// The files beside tokenizer.json.
-pub(super) struct Declarations {
+/// The files beside the vocabulary.
+#[derive(Debug)]
+pub struct Declarations {
     /// tokenizer_config.json, with special_tokens_map.json.
     pub config: Value,
     /// added_tokens.json.
-    pub added: Value,
+    added: Value,
 }
 
 impl Declarations {
-    /// Reads the file in `directory` that is not `config`.
+    /// Reads the files in `directory`.
     ///
     /// # Errors
-    /// If it cannot be read or parsed.
-    pub fn read(directory: &Path, config: Value) -> Result<Self, TextError> {
-        Ok(Self { config, added: read_json(directory, "added_tokens.json")? })
+    /// If one cannot be read or parsed.
+    pub fn read(directory: &Path) -> Result<Self, VocabError> {
+        let special = read_json(&directory.join("special_tokens_map.json"))?;
+        let config = read_json(&directory.join("tokenizer_config.json"))?;
+        let added = read_json(&directory.join("added_tokens.json"))?;
+        Ok(Self { config: with_special_tokens(config, special), added })
     }
 
     /// Tokens that `known`, the added tokens of tokenizer.json, lack, in the form of that file but without
     /// ids: each gets the vocabulary's, or else the next free one.
     pub fn missing_from(&self, known: &Value) -> Vec<Value> {
         let texts = known.as_array().into_iter().flatten().filter_map(|token| token["content"].as_str());
-        let mut seen: HashSet<String> = texts.map(str::to_owned).collect();
-        let mut new = |token: &Value| {
-            token["content"].as_str().is_some_and(|text| !text.is_empty() && seen.insert(text.to_owned()))
-        };
-        self.all().into_iter().filter(|token| new(token)).collect()
+        let seen: HashSet<String> = texts.map(str::to_owned).collect();
+        distinct(self.all(), seen)
     }
 
     /// The older files count only if tokenizer_config.json does not list the tokens.
-    fn all(&self) -> Vec<Value> {
+    pub(crate) fn all(&self) -> Vec<Value> {
         match self.config["added_tokens_decoder"].as_object() {
             Some(tokens) => {
                 let listed = in_order(tokens, |id, _| id.parse().ok());
@@ -63,6 +64,44 @@ impl Declarations {
                 added.collect::<Vec<_>>().into_iter().chain(named).collect()
             }
         }
+    }
+
+    /// Tokens of `added_tokens_decoder`, or else of added_tokens.json, with their ids.
+    pub(crate) fn by_id(&self) -> Vec<(u64, &str)> {
+        let mut tokens: Vec<(u64, &str)> = match self.config["added_tokens_decoder"].as_object() {
+            Some(tokens) => tokens
+                .iter()
+                .filter_map(|(id, token)| Some((id.parse().ok()?, token["content"].as_str()?)))
+                .collect(),
+            None => {
+                let added = self.added.as_object().into_iter().flatten();
+                added.filter_map(|(token, id)| Some((id.as_u64()?, token.as_str()))).collect()
+            }
+        };
+        tokens.sort_unstable();
+        tokens
+    }
+}
+
+/// `tokens` without those in `seen`, without empty ones, and of equal ones the first.
+pub(crate) fn distinct(tokens: Vec<Value>, mut seen: HashSet<String>) -> Vec<Value> {
+    let mut new = |token: &Value| {
+        token["content"].as_str().is_some_and(|text| !text.is_empty() && seen.insert(text.to_owned()))
+    };
+    tokens.into_iter().filter(|token| new(token)).collect()
+}
+
+/// tokenizer_config.json with special_tokens_map.json, which counts only if there is no
+/// `added_tokens_decoder`, and then first, as in transformers.
+pub fn with_special_tokens(config: Value, special: Value) -> Value {
+    match (config, special) {
+        (Value::Object(config), _) if config.contains_key("added_tokens_decoder") => Value::Object(config),
+        (Value::Object(mut config), Value::Object(special)) => {
+            config.extend(special);
+            Value::Object(config)
+        }
+        (Value::Null, special @ Value::Object(_)) => special,
+        (config, _) => config,
     }
 }
 
@@ -110,33 +149,9 @@ fn plain(text: &str, special: bool) -> Value {
         "special": special})
 }
 
-#[cfg(test)]
-mod tests {
-    use std::path::PathBuf;
-
-    use super::super::model_text::ModelText;
-    use super::*;
-
-    fn root(path: &str) -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
-    }
-
-    #[test]
-    fn tokens_beside_tokenizer_json_are_those_of_transformers() {
-        let golden = std::fs::read(root("tests/golden/added_tokens.json")).unwrap();
-        let golden: Value = serde_json::from_slice(&golden).unwrap();
-        for case in golden["cases"].as_array().unwrap() {
-            let directory = tempfile::tempdir().unwrap();
-            std::fs::copy(root("models/skein-7m/tokenizer.json"), directory.path().join("tokenizer.json"))
-                .unwrap();
-            for (name, content) in case["files"].as_object().unwrap() {
-                std::fs::write(directory.path().join(name), content.to_string()).unwrap();
-            }
-            let tokenizer = ModelText::load(directory.path(), &[]).unwrap().tokenizer;
-            let ids = tokenizer.encode(golden["text"].as_str().unwrap(), false).unwrap();
-            assert_eq!(json!(ids), case["ids"], "{}", case["name"]);
-            assert_eq!(json!(tokenizer.decode(&ids, true).unwrap()), case["text"], "{}", case["name"]);
-            assert!(ids.iter().all(|id| !tokenizer.bytes().get(*id).is_empty()), "{}", case["name"]);
-        }
-    }
+/// A token that is found in the text as it is written.
+pub(crate) fn literal(text: &str, special: bool) -> Value {
+    let mut token = plain(text, special);
+    token["normalized"] = false.into();
+    token
 }
