@@ -1,7 +1,7 @@
 """Schemas as Pydantic writes them, which do not close their objects: `strict`, and the server's two switches.
 
-Instructor, agno and function tools send such schemas as they are, without `strict`. A small model then invents
-properties until `max_tokens`.
+Instructor, agno and function tools send such schemas as they are, without `strict`. A small model then
+invents properties until `max_tokens`.
 """
 
 import json

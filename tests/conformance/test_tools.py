@@ -206,7 +206,7 @@ def test_ollamas_client_offers_tools_and_hands_results_back(server):
 
 
 def test_ollamas_client_gets_calls_whole_and_streamed(server):
-    """Its API has no `tool_choice`. With `format` an answer is calls or text of the format, which the seeds draw."""
+    """Its API has no `tool_choice`, but with `format` and tools an answer is calls or text of the format."""
     client = ollama.Client(host=f"http://{server.address}")
     kinds = set()
     for seed in range(8):
