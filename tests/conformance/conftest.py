@@ -1,52 +1,8 @@
-"""A running cluster for the tests of this folder, started once and ended by its process id."""
-
-import os
-import socket
-import subprocess
-import time
-import urllib.request
+"""A running cluster for the tests of this folder, started once."""
 
 import pytest
 
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-class Cluster:
-    def __init__(self, *arguments: str, port: int | None = None):
-        self.port = port or free_port()
-        self.address = f"127.0.0.1:{self.port}"
-        self.process = subprocess.Popen(
-            [os.environ["TEST_BINARY"], "serve", "--port", str(self.port), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"http://{self.address}/readyz", timeout=1) as answer:
-                    if answer.status == 200:
-                        return
-            except OSError:
-                assert self.process.poll() is None, "skein ended before it was ready"
-                time.sleep(0.05)
-        self.end()
-        raise AssertionError("skein was not ready within 60 s")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def end(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+from running import Cluster
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,27 @@ def test_a_schema_shapes_the_answer(client):
     assert list(json.loads(whole.response)) == ["n"]
 
 
+def test_json_without_a_schema(client):
+    parts = list(client.generate(model=MODEL, prompt="JSON", format="json", options=OPTIONS | {"num_predict": 400}, stream=True))
+    text = "".join(part.response for part in parts)
+    assert parts[-1].done_reason == "length" or isinstance(json.loads(text), dict), text
+
+
+def test_ollamas_own_defaults_are_accepted(client):
+    """Its client and the programs above it send these values even if nobody has chosen them."""
+    options = {"repeat_last_n": 64, "repeat_penalty": 1.1, "stop": [""], "num_ctx": 4096, "num_thread": 4, "seed": 0, "num_predict": -1}
+    whole = client.generate(model=MODEL, prompt="import ", options=options, keep_alive="5m")
+    assert whole.done_reason in ("stop", "length")
+    assert client.generate(model=MODEL, prompt="", keep_alive=0).done_reason == "unload"
+    assert client.generate(model=MODEL).done_reason == "load"
+
+
+def test_an_answer_as_long_as_the_context_ends_with_it(client):
+    limit = client.show(MODEL).modelinfo["llama.context_length"]
+    whole = client.generate(model=MODEL, prompt="x", options={"num_predict": 10**6, "temperature": 0})
+    assert whole.done_reason in ("stop", "length") and whole.prompt_eval_count + whole.eval_count <= limit
+
+
 def test_what_the_model_cannot_do_says_so(client):
     def add(a: int, b: int) -> int:
         """Adds two numbers."""
@@ -45,7 +66,18 @@ def test_what_the_model_cannot_do_says_so(client):
         assert refused.value.status_code == 400
 
 
+def test_embeddings_say_that_there_are_none(client):
+    for ask in (client.embed, client.embeddings):
+        with pytest.raises(ollama.ResponseError) as refused:
+            ask(MODEL, "text")
+        assert refused.value.status_code in (400, 404, 501) and refused.value.error
+
+
 def test_lists_and_shows(client):
+    (listed,) = client.list().models
+    (running,) = client.ps().models
+    assert listed.digest == running.digest and len(listed.digest) == 64 and int(listed.digest, 16) >= 0
+    assert running.expires_at and running.context_length == client.show(MODEL).modelinfo["llama.context_length"]
     assert [model.model for model in client.ps().models] == [MODEL]
     assert [model.model for model in client.list().models] == [MODEL]
     assert client.show(MODEL).modelinfo["llama.context_length"] > 0

@@ -1,6 +1,7 @@
 """The official openai SDK, as a user would call it."""
 
 import concurrent.futures
+import http.client
 import math
 import pathlib
 
@@ -72,6 +73,38 @@ def test_chat_logprobs(client):
     for entry in content:
         assert entry.logprob <= 0 and len(entry.top_logprobs) == 3
         assert math.isclose(entry.top_logprobs[0].logprob, entry.logprob, abs_tol=1e-6), "greedy takes the best"
+
+
+def test_logprobs_of_responses(client):
+    asked = dict(model=MODEL, input="Hello", max_output_tokens=5, top_logprobs=3, include=["message.output_text.logprobs"], temperature=0)
+    whole = client.responses.create(**asked)
+    (part,) = whole.output[0].content
+    assert "".join(entry.token for entry in part.logprobs) == part.text
+    for entry in part.logprobs:
+        assert entry.logprob <= 0 and len(entry.top_logprobs) == 3
+        assert math.isclose(entry.top_logprobs[0].logprob, entry.logprob, abs_tol=1e-6), "greedy takes the best"
+    with client.responses.stream(**asked) as stream:
+        events = list(stream)
+    streamed = [entry.token for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
+    assert streamed == [entry.token for entry in part.logprobs]
+    assert events[-1].response.output[0].content[0].logprobs == part.logprobs
+    unasked = client.responses.create(model=MODEL, input="Hello", max_output_tokens=5)
+    assert not unasked.output[0].content[0].logprobs
+
+
+def test_a_refusal_in_the_history_is_read(client):
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "refusal": "I cannot."}, {"role": "user", "content": "Why?"}]
+    said = client.chat.completions.create(model=MODEL, messages=turns, max_tokens=4).usage.prompt_tokens
+    turns[1] = {"role": "assistant", "content": "I cannot."}
+    assert said == client.chat.completions.create(model=MODEL, messages=turns, max_tokens=4).usage.prompt_tokens
+
+
+def test_a_connection_without_a_request_is_closed_after_the_time_that_is_set(start_cluster):
+    cluster = start_cluster("--workers", "1", "--timeout-keep-alive", "1s")
+    connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=60)
+    connection.request("GET", "/v1/models")
+    assert connection.getresponse().read()
+    assert connection.sock.recv(1) == b"", "the server sends nothing more and closes"
 
 
 def test_streaming_equals_the_whole(client):
