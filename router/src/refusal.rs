@@ -73,7 +73,7 @@ pub enum Refusal {
     /// The content type is not JSON.
     #[error("Unsupported content-type `{0}`; send application/json.")]
     UnsupportedMediaType(String),
-    /// The request names a content encoding; no body is unpacked.
+    /// The request names a content encoding in which its API takes no bodies.
     #[error("The body is compressed (content-encoding `{0}`); send it as it is.")]
     CompressedBody(String),
     /// The body is too large.

@@ -1,5 +1,5 @@
-//! What clients speak, a room for each API: `openai`, `anthropic`, `ollama` over HTTP, `kserve` over gRPC,
-//! and `skein`, our own, over both; `worker_face` for gateways, to which this router is one large worker, and
+//! What clients speak, a room for each API: `openai`, `anthropic`, `ollama` over HTTP, `kserve` and `skein`, our
+//! own, over HTTP and gRPC; `worker_face` for gateways, to which this router is one large worker, and
 //! `endpoint_picker` for Envoy. Each translates between its messages and the router's own request types, and
 //! brings its form of errors. `http` and `grpc` hold what those over the same transport share, `fields` and
 //! `answer` what their requests and answers share. Policy, retries and checks of values are elsewhere
@@ -30,6 +30,7 @@ use tower::ServiceBuilder;
 use self::anthropic::error::AnthropicError;
 use self::http::keys::ApiKeys;
 use self::http::{cors, face, metrics, receipts, request_id, span};
+use self::kserve::rest::error::KserveError;
 use self::ollama::error::OllamaError;
 use self::openai::error::OpenAiError;
 use crate::app::App;
@@ -47,9 +48,12 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .merge(face::guarded(skein::routes(&app), &keys, OpenAiError::refuse))
         .merge(face::guarded(anthropic::routes(), &keys, AnthropicError::refuse))
         .merge(face::guarded(ollama::routes(), &keys, OllamaError::refuse))
+        .merge(face::guarded(kserve::rest::routes(), &keys, KserveError::refuse))
         .merge(face::guarded(guarded.with_state(()), &keys, grpc::status::refuse))
         .fallback_service(unknown(&keys));
-    let open = face::known_methods(skein::open_routes(), OpenAiError::refuse).merge(open.with_state(()));
+    let open = face::known_methods(skein::open_routes(), OpenAiError::refuse)
+        .merge(face::known_methods(kserve::rest::open_routes(), KserveError::refuse))
+        .merge(open.with_state(()));
     // One stack: a router wraps a route in boxes for each `layer`, and a request pays for all of them.
     let around = ServiceBuilder::new()
         .layer(from_fn(span::trace))
@@ -65,7 +69,8 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
     below(&root_path, all)
 }
 
-/// Refuses the paths that no API has, also behind the keys. Those below `/api/` are Ollama's.
+/// Refuses the paths that no API has, also behind the keys. Those below `/api/` are Ollama's, those below `/v2/`
+/// KServe's.
 fn unknown(keys: &ApiKeys) -> Router {
     let refuse = |request: &Request<Body>, refusal| {
         let is_anthropic = models::is_anthropic(request);
@@ -73,7 +78,9 @@ fn unknown(keys: &ApiKeys) -> Router {
     };
     let unknown =
         Router::new().fallback(async move |request: Request<Body>| face::not_found(&request, refuse));
-    face::guarded(unknown, keys, refuse).merge(face::guarded(ollama::unknown(), keys, OllamaError::refuse))
+    face::guarded(unknown, keys, refuse)
+        .merge(face::guarded(ollama::unknown(), keys, OllamaError::refuse))
+        .merge(face::guarded(kserve::rest::unknown(), keys, KserveError::refuse))
 }
 
 /// Generation routes for one tenant without the key check, for requests from this process.

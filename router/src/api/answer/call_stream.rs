@@ -19,7 +19,7 @@ use crate::text::text_stream::{TextDelta, TextStream, Usage};
 
 /// How long the HTTP status waits for the first output. A refusal within that time is sent as a status, not
 /// as a chunk. Bounded, because a resumed stream is silent until it passes what its client already has.
-const FIRST_OUTPUT_WAIT: Duration = Duration::from_secs(2);
+pub const FIRST_OUTPUT_WAIT: Duration = Duration::from_secs(2);
 
 type Item = Option<Result<TextDelta, Refusal>>;
 

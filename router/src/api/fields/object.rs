@@ -229,6 +229,15 @@ impl Fields {
         self.untaken.insert(name, Field::Other(Value::Bool(true)));
     }
 
+    /// The fields that were not taken.
+    ///
+    /// # Errors
+    /// All faults in one refusal.
+    pub fn into_untaken(self) -> Result<IndexMap<String, Field>, Refusal> {
+        self.faults.check()?;
+        Ok(self.untaken)
+    }
+
     /// Names of the fields that were not taken, as a header value. With `refuse_unknown` each is a fault.
     ///
     /// # Errors

@@ -17,6 +17,10 @@ pub async fn scrape(State(app): State<App>, headers: HeaderMap) -> impl IntoResp
     ([(CONTENT_TYPE, format.content_type())], text)
 }
 
+/// Route of an answer, in its extensions, if one path of the router serves several.
+#[derive(Debug, Clone, Copy)]
+pub struct Route(pub &'static str);
+
 /// Counts answers by route, method and status class. Unknown paths and methods are counted together.
 pub async fn count(State(app): State<App>, request: Request, next: Next) -> Response {
     let handler = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
@@ -27,6 +31,7 @@ pub async fn count(State(app): State<App>, request: Request, next: Next) -> Resp
         _ => "other",
     };
     let response = next.run(request).await;
-    app.metrics.answered(&handler, method, response.status().as_u16());
+    let handler = response.extensions().get::<Route>().map_or(&*handler, |Route(route)| route);
+    app.metrics.answered(handler, method, response.status().as_u16());
     response
 }

@@ -7,6 +7,8 @@ use axum::response::Response;
 use http::{HeaderName, HeaderValue, Method};
 use skein_node::trace::{self, Remote};
 
+use crate::api::kserve::rest::target::Target;
+
 const TRACEPARENT: HeaderName = HeaderName::from_static(trace::TRACEPARENT);
 
 /// Traces a request to a path in [`GENERATING`]; others pass through.
@@ -42,10 +44,14 @@ const GENERATING: [&str; 9] = [
     "/inference.GRPCInferenceService/ModelInfer",
 ];
 
-/// The matching path in [`GENERATING`], if any.
+/// The matching path in [`GENERATING`], or the route of a model's path, if any.
 fn generating(request: &Request) -> Option<&'static str> {
     let path = request.uri().path();
     // The path may follow a root path.
     let known = GENERATING.into_iter().find(|known| path.ends_with(known));
-    known.filter(|_| request.method() == Method::POST)
+    let of_model = || {
+        let verb = Target::read(path.split_once("/v2/models/")?.1).verb;
+        verb.generates().then(|| verb.route())
+    };
+    known.or_else(of_model).filter(|_| request.method() == Method::POST)
 }

@@ -52,14 +52,19 @@ pub struct NamedEvent {
 
 /// Response that sends named events; the last one marks the end of the stream.
 pub fn named(events: impl Stream<Item = NamedEvent> + Send + 'static) -> Response {
+    plain(
+        events.map(|NamedEvent { event, object }| Bytes::from(format!("event: {event}\ndata: {object}\n\n"))),
+    )
+}
+
+/// Response that sends `events`, each written in full, and comments during silence.
+pub fn plain(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     let bytes = async_stream::stream! {
         let mut events = std::pin::pin!(events);
         loop {
             match tokio::time::timeout(KEEP_ALIVE, events.next()).await {
                 Err(_) => yield Ok::<_, io::Error>(Bytes::from_static(b": keep-alive\n\n")),
-                Ok(Some(NamedEvent { event, object })) => {
-                    yield Ok(Bytes::from(format!("event: {event}\ndata: {object}\n\n")));
-                }
+                Ok(Some(event)) => yield Ok(event),
                 Ok(None) => break,
             }
         }

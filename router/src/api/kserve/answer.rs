@@ -16,7 +16,7 @@ use crate::refusal::Refusal;
 use crate::text::text_stream::TextDelta;
 
 /// Parameter of a response: whether it is the last one of its request.
-const FINAL: &str = "triton_final_response";
+pub const FINAL: &str = "triton_final_response";
 /// Parameter of a request's first response: names of parameters that have no effect.
 const IGNORED: &str = "ignored_params";
 /// Text of `finish_reason` while a sample runs, as Triton's vLLM backend writes it.

@@ -59,19 +59,21 @@ pub struct Form {
 }
 
 impl Call {
-    /// Parses `request`, which `tenant` sent and whose client waits for `timeout`.
+    /// Parses `request`, which `tenant` sent and whose client waits for `timeout`. `unknown` are names of
+    /// further members that nothing reads.
     ///
     /// # Errors
     /// All malformed parameters in one refusal, or the first malformed tensor.
     pub fn parse(
         mut request: ModelInferRequest,
+        unknown: Vec<String>,
         tenant: Tenant,
         timeout: Option<Duration>,
         refuse_unknown: bool,
     ) -> Result<Self, Refusal> {
         check_version(&request.model_name, &request.model_version)?;
         let tensors = tensors::take(&mut request)?;
-        let mut given = Given::default();
+        let mut given = Given { unknown, ..Given::default() };
         let mut prompt = None;
         let mut batched = false;
         for tensor in tensors {
@@ -111,6 +113,7 @@ impl Call {
 struct Given {
     fields: Map<String, Value>,
     end_id: Option<Value>,
+    unknown: Vec<String>,
 }
 
 impl Given {
@@ -126,7 +129,7 @@ impl Given {
             let [value] = &mut values[..] else { return Err(refuse("takes one element")) };
             return self.put(name, value.take());
         }
-        let Some(input) = INPUTS.iter().find(|input| input.name == name) else {
+        let Some(input) = input_of(name) else {
             return Err(refuse("is not one of this model; ModelMetadata lists them"));
         };
         if !takes(input, &tensor.elements) {
@@ -244,6 +247,7 @@ impl Given {
             priority: fields.i64("priority").unwrap_or(0),
             ..Draft::default()
         };
+        self.unknown.into_iter().for_each(|name| fields.leave(name));
         let ignored = fields.finish(refuse_unknown)?;
         let ignored = ignored.and_then(|names| names.to_str().ok().map(str::to_owned));
         let form = Form { id: request.id, streams, before, batched, outputs, ignored };
@@ -300,6 +304,12 @@ fn tokens(tensor: &Tensor) -> Result<Prompt, Refusal> {
     }
 }
 
+/// The input that a tensor or parameter `name` is.
+pub fn input_of(name: &str) -> Option<&'static Input> {
+    let name = field_of(name);
+    INPUTS.iter().find(|input| input.name == name)
+}
+
 fn field_of(name: &str) -> &str {
     ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, field)| field)
 }
@@ -325,7 +335,7 @@ fn meant(name: &str, text: String) -> Value {
         let whole = trimmed.parse::<i64>().ok().map(Value::from);
         whole.or_else(|| Number::from_f64(trimmed.parse().ok()?).map(Value::Number))
     };
-    let meaning = match INPUTS.iter().find(|input| input.name == name) {
+    let meaning = match input_of(name) {
         Some(input) if input.datatype == DataType::TypeString => None,
         Some(Input { is_list: true, .. }) => json(),
         Some(Input { datatype: DataType::TypeBool, .. }) => {
@@ -444,7 +454,7 @@ mod tests {
     }
 
     fn parse(inputs: &Value, parameters: &Value) -> Result<Call, String> {
-        let call = Call::parse(request(inputs, parameters), Tenant::default(), None, false);
+        let call = Call::parse(request(inputs, parameters), Vec::new(), Tenant::default(), None, false);
         call.map_err(|refusal| refusal.to_string())
     }
 
@@ -511,7 +521,7 @@ mod tests {
                 |name: &&str| InferRequestedOutputTensor { name: (*name).to_owned(), ..Default::default() };
             let outputs = names.iter().map(output).collect();
             let request = ModelInferRequest { outputs, ..request(&json!({"text_input": "hi"}), &json!({})) };
-            Call::parse(request, Tenant::default(), None, false).map(|call| call.form.outputs)
+            Call::parse(request, Vec::new(), Tenant::default(), None, false).map(|call| call.form.outputs)
         };
         assert_eq!(listed(&["output_ids", "text_output"]).unwrap(), [Output::NewIds, Output::Text]);
         for names in [&["logits"][..], &["text_output", "text_output"]] {
@@ -534,7 +544,8 @@ mod tests {
         let mut largest = request(&json!({"text_input": "hi"}), &json!({}));
         let choice = Some(ParameterChoice::Uint64Param(seed));
         largest.parameters.insert("seed".to_owned(), InferParameter { parameter_choice: choice });
-        let call = Call::parse(largest, Tenant::default(), Some(Duration::from_secs(1)), false).unwrap();
+        let call =
+            Call::parse(largest, Vec::new(), Tenant::default(), Some(Duration::from_secs(1)), false).unwrap();
         assert_eq!(call.draft.sampling.seed.map(i64::cast_unsigned), Some(seed));
         assert_eq!(call.draft.timeout_ms, Some(1000));
     }
@@ -569,8 +580,9 @@ mod tests {
         let mut nan = nan;
         nan.parameters.get_mut("top_p").unwrap().parameter_choice =
             Some(ParameterChoice::DoubleParam(f64::NAN));
-        let refused =
-            |request| Call::parse(request, Tenant::default(), None, true).err().unwrap().to_string();
+        let refused = |request| {
+            Call::parse(request, Vec::new(), Tenant::default(), None, true).err().unwrap().to_string()
+        };
         assert!(refused(nan).contains("`top_p` must be finite"));
         assert!(refused(request(&hi(), &json!({"foo": 1}))).contains("`foo` is not a field"));
         let other = ModelInferRequest { model_version: "7".to_owned(), ..request(&hi(), &json!({})) };

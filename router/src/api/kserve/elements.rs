@@ -62,13 +62,31 @@ pub fn elements(
     contents: Option<InferTensorContents>,
     raw: Option<&Bytes>,
 ) -> Result<Elements, String> {
-    let product = |count: Option<usize>, dim: &i64| count?.checked_mul(usize::try_from(*dim).ok()?);
-    let count = shape.iter().fold(Some(1), product);
-    let count = count.ok_or_else(|| format!("the shape {shape:?} has no size"))?;
+    let count = size(shape)?;
     match (raw, contents) {
         (Some(_), Some(_)) => Err("it has contents beside raw_input_contents; send one of them".to_owned()),
         (None, contents) => typed(datatype, contents.unwrap_or_default(), count),
         (Some(raw), None) => decoded(datatype, raw, count),
+    }
+}
+
+/// Number of elements of a tensor of `shape`.
+///
+/// # Errors
+/// If a dimension is negative, or there are more than can be counted.
+fn size(shape: &[i64]) -> Result<usize, String> {
+    let product = |count: Option<usize>, dim: &i64| count?.checked_mul(usize::try_from(*dim).ok()?);
+    shape.iter().fold(Some(1), product).ok_or_else(|| format!("the shape {shape:?} has no size"))
+}
+
+/// Fails if `got` elements are not those of `shape`.
+///
+/// # Errors
+/// Both numbers.
+pub fn check_count(shape: &[i64], got: usize) -> Result<(), String> {
+    match size(shape)? {
+        count if count == got => Ok(()),
+        count => Err(format!("the shape has {count} elements, the data has {got}")),
     }
 }
 
@@ -166,9 +184,7 @@ fn unknown(datatype: &str) -> String {
 pub fn raw_texts<'a>(texts: impl Iterator<Item = &'a str>) -> (Bytes, usize) {
     let (mut raw, mut count) = (BytesMut::new(), 0);
     for text in texts {
-        // A message is far shorter than 4 GiB.
-        raw.put_u32_le(u32::try_from(text.len()).unwrap_or(u32::MAX));
-        raw.put_slice(text.as_bytes());
+        put_text(&mut raw, text);
         count += 1;
     }
     (raw.freeze(), count)
@@ -179,30 +195,66 @@ pub fn raw_texts<'a>(texts: impl Iterator<Item = &'a str>) -> (Bytes, usize) {
 /// # Errors
 /// What the datatype takes instead.
 pub fn encoded(datatype: &str, values: &[Value]) -> Result<Bytes, String> {
-    if datatype == "BYTES" {
-        let texts: Option<Vec<&str>> = values.iter().map(Value::as_str).collect();
-        return texts.map(|texts| raw_texts(texts.into_iter()).0).ok_or_else(|| "takes text".to_owned());
+    let mut encoder = Encoder::new(datatype);
+    values.iter().try_for_each(|value| encoder.push(value))?;
+    Ok(encoder.finish().0)
+}
+
+/// Encodes values of JSON as raw elements.
+#[derive(Debug)]
+pub struct Encoder<'a> {
+    datatype: &'a str,
+    raw: BytesMut,
+    count: usize,
+}
+
+impl<'a> Encoder<'a> {
+    /// Elements of `datatype`.
+    pub fn new(datatype: &'a str) -> Self {
+        Self { datatype, raw: BytesMut::new(), count: 0 }
     }
-    let mut raw = BytesMut::new();
-    for value in values {
+
+    /// Adds an element.
+    ///
+    /// # Errors
+    /// What the datatype takes instead.
+    pub fn push(&mut self, value: &Value) -> Result<(), String> {
         let integer = value.as_i64().map(i128::from).or(value.as_u64().map(i128::from));
         let within = |low: i128, high: i128| {
             let fits = integer.filter(|integer| (low..=high).contains(integer));
             fits.ok_or_else(|| format!("takes integers of {low} to {high}"))
         };
         let float = value.as_f64().ok_or_else(|| "takes numbers".to_owned());
-        match datatype {
+        let raw = &mut self.raw;
+        match self.datatype {
+            "BYTES" => put_text(raw, value.as_str().ok_or_else(|| "takes text".to_owned())?),
             "BOOL" => raw.put_u8(value.as_bool().ok_or_else(|| "takes true or false".to_owned())?.into()),
+            "INT8" => raw.put_i8(within(i8::MIN.into(), i8::MAX.into())? as i8),
+            "INT16" => raw.put_i16_le(within(i16::MIN.into(), i16::MAX.into())? as i16),
             "INT32" => raw.put_i32_le(within(i32::MIN.into(), i32::MAX.into())? as i32),
             "INT64" => raw.put_i64_le(within(i64::MIN.into(), i64::MAX.into())? as i64),
+            "UINT8" => raw.put_u8(within(0, u8::MAX.into())? as u8),
+            "UINT16" => raw.put_u16_le(within(0, u16::MAX.into())? as u16),
             "UINT32" => raw.put_u32_le(within(0, u32::MAX.into())? as u32),
             "UINT64" => raw.put_u64_le(within(0, u64::MAX.into())? as u64),
             "FP32" => raw.put_f32_le(float? as f32),
             "FP64" => raw.put_f64_le(float?),
             other => return Err(format!("has the datatype {}, which is not supported", shown(other))),
         }
+        self.count += 1;
+        Ok(())
     }
-    Ok(raw.freeze())
+
+    /// The raw elements and their number.
+    pub fn finish(self) -> (Bytes, usize) {
+        (self.raw.freeze(), self.count)
+    }
+}
+
+fn put_text(raw: &mut BytesMut, text: &str) {
+    // A message is far shorter than 4 GiB.
+    raw.put_u32_le(u32::try_from(text.len()).unwrap_or(u32::MAX));
+    raw.put_slice(text.as_bytes());
 }
 
 /// A peer's word as an error can repeat it.
@@ -279,6 +331,10 @@ mod tests {
             assert_eq!(&read.values().unwrap(), values, "{datatype}");
         };
         check("BOOL", json!([true, false]));
+        check("INT8", json!([i8::MIN, 7]));
+        check("INT16", json!([i16::MIN, 7]));
+        check("UINT8", json!([u8::MAX, 7]));
+        check("UINT16", json!([u16::MAX, 7]));
         check("INT32", json!([i32::MIN, 7]));
         check("INT64", json!([i64::MIN, 7]));
         check("UINT32", json!([u32::MAX, 7]));
@@ -290,6 +346,8 @@ mod tests {
             ("BOOL", json!(1)),
             ("INT32", json!(1_i64 << 40)),
             ("UINT32", json!(-1)),
+            ("INT8", json!(128)),
+            ("UINT16", json!(65536)),
             ("INT64", json!(0.5)),
             ("FP32", json!("1")),
             ("BYTES", json!(1)),

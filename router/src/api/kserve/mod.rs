@@ -1,11 +1,12 @@
-//! KServe v2, `inference.GRPCInferenceService`: one text-generation model under the tensor names of Triton's
-//! vLLM backend and TensorRT-LLM's ensemble. `tensors` reads and writes tensors, `call` makes a draft of a
-//! request, `answer` makes tensors of an answer, `model` lists the names.
+//! KServe v2, `inference.GRPCInferenceService` and its REST paths (`rest`): one text-generation model under the
+//! tensor names of Triton's vLLM backend and TensorRT-LLM's ensemble. `tensors` reads and writes tensors, `call`
+//! makes a draft of a request, `answer` makes tensors of an answer, `model` lists the names.
 
 mod answer;
 mod call;
 pub mod elements;
 mod model;
+pub mod rest;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -43,7 +44,8 @@ const STRICT: &str = "triton_grpc_error";
 /// Path of streamed requests, each of which has a span of its own.
 const STREAM_PATH: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 /// Extensions of the protocol that are served.
-const EXTENSIONS: [&str; 3] = ["parameters", "model_configuration", "model_repository"];
+const EXTENSIONS: [&str; 5] =
+    ["parameters", "model_configuration", "model_repository", "binary_tensor_data", "generate"];
 
 /// inference.GRPCInferenceService over an [`App`].
 pub struct KserveService {
@@ -56,12 +58,45 @@ impl KserveService {
         Self { app }
     }
 
+    fn service(&self) -> Service<'_> {
+        Service(&self.app)
+    }
+}
+
+/// What the protocol tells of an [`App`], over either transport.
+struct Service<'a>(&'a App);
+
+impl Service<'_> {
     /// Name under which answers show the model or adapter `asked`.
     fn model(&self, asked: &str, version: &str) -> Result<String, Refusal> {
         check_version(asked, version)?;
         let asked = Some(asked).filter(|asked| !asked.is_empty());
-        self.app.check_model(asked)?;
-        Ok(self.app.shown_model(asked).to_string())
+        self.0.check_model(asked)?;
+        Ok(self.0.shown_model(asked).to_string())
+    }
+
+    /// The model's names and its adapters.
+    fn index(&self, only_ready: bool) -> Vec<ModelIndex> {
+        let refusal = self.0.ready().err();
+        let state = if refusal.is_none() { "READY" } else { "UNAVAILABLE" };
+        let reason = refusal.as_ref().map(ToString::to_string).unwrap_or_default();
+        let model = |name: &Arc<str>| ModelIndex {
+            name: name.to_string(),
+            version: model::VERSION.to_owned(),
+            state: state.to_owned(),
+            reason: reason.clone(),
+        };
+        let adapters = self.0.adapters.known();
+        let names = self.0.text.served_names.iter().chain(adapters.by_name.keys());
+        names.filter(|_| refusal.is_none() || !only_ready).map(model).collect()
+    }
+}
+
+fn server() -> ServerMetadataResponse {
+    ServerMetadataResponse {
+        name: "skein".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        extensions: EXTENSIONS.map(str::to_owned).to_vec(),
     }
 }
 
@@ -89,7 +124,7 @@ impl Caller {
 
     fn parse(&self, app: &App, request: ModelInferRequest) -> Result<Call, Refusal> {
         let refuse_unknown = app.config.refuse_unknown_fields;
-        let call = Call::parse(request, self.tenant.clone(), self.timeout, refuse_unknown);
+        let call = Call::parse(request, Vec::new(), self.tenant.clone(), self.timeout, refuse_unknown);
         call.inspect_err(|refusal| refusal.log(""))
     }
 }
@@ -119,7 +154,7 @@ impl GrpcInferenceService for KserveService {
         request: Request<ModelReadyRequest>,
     ) -> Result<Response<ModelReadyResponse>, Status> {
         let ModelReadyRequest { name, version } = request.into_inner();
-        let ready = self.model(&name, &version).is_ok() && self.app.ready().is_ok();
+        let ready = self.service().model(&name, &version).is_ok() && self.app.ready().is_ok();
         Ok(Response::new(ModelReadyResponse { ready }))
     }
 
@@ -127,11 +162,7 @@ impl GrpcInferenceService for KserveService {
         &self,
         _: Request<ServerMetadataRequest>,
     ) -> Result<Response<ServerMetadataResponse>, Status> {
-        Ok(Response::new(ServerMetadataResponse {
-            name: "skein".to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            extensions: EXTENSIONS.map(str::to_owned).to_vec(),
-        }))
+        Ok(Response::new(server()))
     }
 
     async fn model_metadata(
@@ -139,7 +170,7 @@ impl GrpcInferenceService for KserveService {
         request: Request<ModelMetadataRequest>,
     ) -> Result<Response<ModelMetadataResponse>, Status> {
         let ModelMetadataRequest { name, version } = request.into_inner();
-        let name = self.model(&name, &version).map_err(|refusal| status(&refusal))?;
+        let name = self.service().model(&name, &version).map_err(|refusal| status(&refusal))?;
         Ok(Response::new(model::metadata(&name)))
     }
 
@@ -148,7 +179,7 @@ impl GrpcInferenceService for KserveService {
         request: Request<ModelConfigRequest>,
     ) -> Result<Response<ModelConfigResponse>, Status> {
         let ModelConfigRequest { name, version } = request.into_inner();
-        let name = self.model(&name, &version).map_err(|refusal| status(&refusal))?;
+        let name = self.service().model(&name, &version).map_err(|refusal| status(&refusal))?;
         Ok(Response::new(ModelConfigResponse { config: Some(model::config(&name)) }))
     }
 
@@ -156,19 +187,8 @@ impl GrpcInferenceService for KserveService {
         &self,
         request: Request<RepositoryIndexRequest>,
     ) -> Result<Response<RepositoryIndexResponse>, Status> {
-        let refusal = self.app.ready().err();
-        let state = if refusal.is_none() { "READY" } else { "UNAVAILABLE" };
-        let reason = refusal.as_ref().map(ToString::to_string).unwrap_or_default();
-        let model = |name: &Arc<str>| ModelIndex {
-            name: name.to_string(),
-            version: model::VERSION.to_owned(),
-            state: state.to_owned(),
-            reason: reason.clone(),
-        };
-        let adapters = self.app.adapters.known();
-        let names = self.app.text.served_names.iter().chain(adapters.by_name.keys());
-        let names = names.filter(|_| refusal.is_none() || !request.get_ref().ready);
-        Ok(Response::new(RepositoryIndexResponse { models: names.map(model).collect() }))
+        let models = self.service().index(request.get_ref().ready);
+        Ok(Response::new(RepositoryIndexResponse { models }))
     }
 
     async fn model_infer(

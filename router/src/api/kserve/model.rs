@@ -1,6 +1,7 @@
 //! The model as tensors: what it takes and returns, under the names of Triton's vLLM backend and of
 //! TensorRT-LLM's ensemble. One table gives metadata, configuration and what requests may contain.
 
+use serde_json::{Value, json};
 use skein_proto::inference::model_metadata_response::TensorMetadata;
 use skein_proto::inference::{
     DataType, ModelConfig, ModelInput, ModelMetadataResponse, ModelOutput, ModelTransactionPolicy,
@@ -30,6 +31,13 @@ const fn list(name: &'static str, datatype: DataType) -> Input {
     Input { name, datatype, is_list: true }
 }
 
+impl Input {
+    /// Whether it is the prompt, which is a tensor in every form of request.
+    pub fn is_prompt(&self) -> bool {
+        [TEXT_INPUT, INPUT_IDS].contains(&self.name)
+    }
+}
+
 /// The prompt as text.
 pub const TEXT_INPUT: &str = "text_input";
 /// The prompt as tokens.
@@ -38,7 +46,7 @@ pub const INPUT_IDS: &str = "input_ids";
 pub const SAMPLING_PARAMETERS: &str = "sampling_parameters";
 
 /// All inputs.
-pub const INPUTS: [Input; 34] = {
+pub static INPUTS: [Input; 34] = {
     use DataType::{TypeBool as BOOL, TypeFp32 as FP32, TypeInt32 as INT32, TypeString as BYTES};
     [
         one(TEXT_INPUT, BYTES),
@@ -208,4 +216,32 @@ pub fn config(name: &str) -> ModelConfig {
         backend: PLATFORM.to_owned(),
         model_transaction_policy: Some(ModelTransactionPolicy { decoupled: true }),
     }
+}
+
+/// [`metadata`] in the JSON of the REST paths.
+pub fn metadata_json(name: &str) -> Value {
+    let ModelMetadataResponse { name, versions, platform, inputs, outputs } = metadata(name);
+    let tensor = |tensor: TensorMetadata| json!({"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape});
+    let tensors = |all: Vec<TensorMetadata>| all.into_iter().map(tensor).collect::<Value>();
+    json!({
+        "name": name, "versions": versions, "platform": platform, "inputs": tensors(inputs),
+        "outputs": tensors(outputs),
+    })
+}
+
+/// [`config`] in the JSON of Triton's path.
+pub fn config_json(name: &str) -> Value {
+    let config = config(name);
+    let input = |input: &ModelInput| {
+        let datatype = input.data_type().as_str_name();
+        json!({"name": input.name, "data_type": datatype, "dims": input.dims, "optional": input.optional})
+    };
+    let output = |output: &ModelOutput| json!({"name": output.name, "data_type": output.data_type().as_str_name(), "dims": output.dims});
+    let decoupled = config.model_transaction_policy.is_some_and(|policy| policy.decoupled);
+    json!({
+        "name": config.name, "platform": config.platform, "backend": config.backend,
+        "max_batch_size": config.max_batch_size, "input": config.input.iter().map(input).collect::<Value>(),
+        "output": config.output.iter().map(output).collect::<Value>(),
+        "model_transaction_policy": {"decoupled": decoupled},
+    })
 }

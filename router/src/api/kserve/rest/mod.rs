@@ -1,0 +1,178 @@
+//! KServe v2 over HTTP: the protocol's REST paths, with Triton's extensions for binary tensors, generation,
+//! configuration and the list of models. A body becomes the message that the gRPC service takes, and an answer
+//! is written from the message that it returns, so that one place knows the tensors.
+
+mod body;
+pub mod error;
+mod generate;
+mod infer;
+mod limits;
+mod parameters;
+pub(crate) mod target;
+#[cfg(test)]
+mod tests;
+mod values;
+
+use axum::extract::{Extension, Path, Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+use axum::{Json, Router};
+use bytes::Bytes;
+use futures::StreamExt;
+use http::HeaderValue;
+use serde_json::{Value, json};
+use skein_proto::inference::ModelInferRequest;
+
+use self::error::KserveError;
+use self::target::{Target, Verb};
+use super::answer::Answer;
+use super::call::{Call, Form};
+use super::{Service, model};
+use crate::api::answer::shapes;
+use crate::api::http::face;
+use crate::api::http::metrics::Route;
+use crate::api::http::request_id::RequestId;
+use crate::api::http::sse;
+use crate::app::App;
+use crate::refusal::Refusal;
+use crate::request::tenant::Tenant;
+
+/// Routes that need a key.
+pub fn routes() -> Router<App> {
+    Router::new()
+        .route("/v2", get(server))
+        .route("/v2/models", get(models))
+        .route("/v2/models/{*rest}", any(of_model))
+        .route("/v2/repository/index", post(index))
+}
+
+/// Health routes, which answer without a key.
+pub fn open_routes() -> Router<App> {
+    Router::new()
+        .route("/v2/health/live", get(async || Json(json!({"live": true}))))
+        .route("/v2/health/ready", get(ready))
+}
+
+/// The other paths below `/v2`.
+pub fn unknown() -> Router {
+    let refuse = any(async |request: Request| face::not_found(&request, KserveError::refuse));
+    Router::new().route("/v2/", refuse.clone()).route("/v2/{*path}", refuse)
+}
+
+async fn server() -> Json<Value> {
+    let server = super::server();
+    Json(json!({"name": server.name, "version": server.version, "extensions": server.extensions}))
+}
+
+async fn ready(State(app): State<App>) -> Result<Json<Value>, KserveError> {
+    app.ready()?;
+    Ok(Json(json!({"ready": true})))
+}
+
+async fn models(State(app): State<App>) -> Json<Value> {
+    let names: Vec<String> = Service(&app).index(false).into_iter().map(|model| model.name).collect();
+    Json(json!({"models": names}))
+}
+
+/// The list of models; the body may be empty.
+async fn index(State(app): State<App>, request: Request) -> Result<Json<Value>, KserveError> {
+    let only_ready = |parts: body::Parts| match parts.json.trim_ascii() {
+        b"" => Ok(false),
+        json => {
+            let mut fields = crate::api::fields::object::Fields::parse(json)?;
+            let ready = fields.bool("ready");
+            fields.finish(false)?;
+            Ok(ready)
+        }
+    };
+    let only_ready = body::read(request, &app, only_ready).await?;
+    let model = |model: skein_proto::inference::repository_index_response::ModelIndex| {
+        let mut object = json!({"name": model.name, "version": model.version, "state": model.state});
+        if !model.reason.is_empty() {
+            object["reason"] = model.reason.into();
+        }
+        object
+    };
+    Ok(Json(Service(&app).index(only_ready).into_iter().map(model).collect()))
+}
+
+/// Answers a request below `/v2/models/`, and names its route for the metrics.
+async fn of_model(
+    State(app): State<App>,
+    Path(rest): Path<String>,
+    Extension(RequestId(id)): Extension<RequestId>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Response {
+    let target = Target::read(&rest);
+    let route = Route(target.verb.route());
+    let answered = match target.check(request.method()) {
+        Err(refusal) => Err(refusal),
+        Ok(()) if target.verb.generates() => generated(&app, target, tenant, &id, request).await,
+        Ok(()) => described(&app, &target).map(|object| Json(object).into_response()),
+    };
+    let mut response = answered.map_err(KserveError::from).into_response();
+    response.extensions_mut().insert(route);
+    response
+}
+
+fn described(app: &App, target: &Target) -> Result<Value, Refusal> {
+    let name = Service(app).model(&target.model, &target.version)?;
+    if target.verb == Verb::Ready {
+        app.ready()?;
+        return Ok(json!({"name": name, "ready": true}));
+    }
+    Ok(if target.verb == Verb::Config { model::config_json(&name) } else { model::metadata_json(&name) })
+}
+
+async fn generated(
+    app: &App,
+    target: Target,
+    tenant: Tenant,
+    id: &str,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let (verb, version) = (target.verb, target.version);
+    let refused = |refusal: &Refusal| refusal.log(id);
+    let read = body::read(request, app, move |parts| match verb {
+        Verb::Infer => infer::parse(parts),
+        _ => generate::parse(parts).map(infer::Asked::of),
+    });
+    let infer::Asked { request, binary, unknown } = read.await.inspect_err(refused)?;
+    let request = ModelInferRequest { model_name: target.model, model_version: version, ..request };
+    let Call { mut draft, mut form } = parse(app, request, tenant, unknown).inspect_err(refused)?;
+    draft.request_id = Some(id.to_owned());
+    check_stream(verb, &form).inspect_err(refused)?;
+    // Named in the header, where the other APIs over HTTP name them.
+    let ignored = form.ignored.take().and_then(|names| HeaderValue::from_str(&names).ok());
+    let answer = Answer::new(app, app.start(draft).await?, form);
+    let response = match verb {
+        Verb::GenerateStream => {
+            let line = |event: Value| Bytes::from(format!("data: {event}\n\n"));
+            sse::plain(generate::events(answer).await?.map(line))
+        }
+        Verb::Generate => Json(generate::object(answer.whole().await?)?).into_response(),
+        _ => infer::written(answer.whole().await?, &binary)?,
+    };
+    Ok(shapes::finish_response(response, id, ignored))
+}
+
+/// Parses a request whose body also has `unknown` members.
+fn parse(
+    app: &App,
+    request: ModelInferRequest,
+    tenant: Tenant,
+    unknown: Vec<String>,
+) -> Result<Call, Refusal> {
+    Call::parse(request, unknown, tenant, None, app.config.refuse_unknown_fields)
+}
+
+fn check_stream(verb: Verb, form: &Form) -> Result<(), Refusal> {
+    match verb {
+        Verb::Infer | Verb::Generate if form.streams => {
+            let message = "stream must be false in infer and generate; send the request to generate_stream.";
+            Err(Refusal::invalid("stream", message))
+        }
+        _ => Ok(()),
+    }
+}
