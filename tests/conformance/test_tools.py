@@ -10,6 +10,8 @@ import ollama
 import openai
 import pytest
 
+from running import Cluster
+
 MODEL = "skein-7m"
 TEMPLATE = pathlib.Path(__file__).with_name("hermes.jinja")
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
@@ -21,8 +23,6 @@ USER = [{"role": "user", "content": "Weather in Oslo?"}]
 
 @pytest.fixture(scope="module")
 def server():
-    from conftest import Cluster
-
     running = Cluster("--chat-template", str(TEMPLATE))
     yield running
     running.end()
@@ -135,8 +135,6 @@ def test_messages(claude):
 @pytest.fixture(scope="module")
 def wide_claude():
     """A server with room for a coding client's prompts; its answers do not matter."""
-    from conftest import Cluster
-
     running = Cluster("--device", "fake", "--chat-template", str(TEMPLATE))
     yield anthropic.Anthropic(base_url=f"http://{running.address}", api_key="unused", max_retries=0)
     running.end()
