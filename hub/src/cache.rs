@@ -182,13 +182,16 @@ impl Repository {
 
     /// Links `file` in the snapshot of `commit` to the content `etag`, atomically.
     pub(crate) fn link(&self, commit: &str, file: &str, etag: &str) -> Result<(), HubError> {
-        let snapshot = self.snapshot(commit);
-        fs::create_dir_all(&snapshot).map_err(HubError::disk(&snapshot))?;
-        let (target, place) = (Path::new("../../blobs").join(etag), snapshot.join(file));
+        let place = self.snapshot(commit).join(file);
+        let (folder, name) = (place.parent().unwrap_or(&place), Path::new(file).file_name());
+        fs::create_dir_all(folder).map_err(HubError::disk(folder))?;
+        let up = "../".repeat(2 + file.matches('/').count());
+        let target = Path::new(&up).join("blobs").join(etag);
         if fs::read_link(&place).is_ok_and(|there| there == target) {
             return Ok(());
         }
-        let temporary = snapshot.join(format!(".{file}.{}", std::process::id()));
+        let name = name.unwrap_or_default().to_string_lossy();
+        let temporary = folder.join(format!(".{name}.{}", std::process::id()));
         let _ = fs::remove_file(&temporary);
         std::os::unix::fs::symlink(&target, &temporary).map_err(HubError::disk(&temporary))?;
         fs::rename(&temporary, &place).map_err(HubError::disk(&place))

@@ -11,7 +11,7 @@ pub const SINGLE: &str = "model.safetensors";
 /// Index of weights that span several files.
 pub const INDEX: &str = "model.safetensors.index.json";
 /// Files beside the weights.
-const TEXT: [&str; 11] = [
+const TEXT: [&str; 12] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -20,6 +20,7 @@ const TEXT: [&str; 11] = [
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
     "hf_quant_config.json",
     "quantize_config.json",
     "quant_config.json",

@@ -33,11 +33,13 @@ fn model(seed: u64) -> Model {
         File::large("model-00002-of-00002.safetensors", random(seed + 2, 500_000)),
         File::large("pytorch_model.bin", random(seed + 3, 10)),
         File::small("onnx/config.json", "unused"),
+        File::small("additional_chat_templates/tool_use.jinja", "{{ tools }}"),
     ];
     Model { commit: COMMIT.to_owned(), files, token: None }
 }
 
-const NEEDED: [&str; 7] = [
+const NEEDED: [&str; 8] = [
+    "additional_chat_templates/tool_use.jinja",
     "config.json",
     "model-00001-of-00002.safetensors",
     "model-00002-of-00002.safetensors",
@@ -74,11 +76,12 @@ impl Scene {
         let mut names: Vec<_> =
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
-        assert_eq!(names, NEEDED);
+        assert_eq!(names, NEEDED.map(|name| name.split('/').next().unwrap_or(name)));
         for file in self.model.files.iter().filter(|file| NEEDED.contains(&file.name.as_str())) {
             let place = snapshot.join(&file.name);
             assert!(std::fs::read(&place).unwrap() == file.content, "{}", file.name);
-            assert_eq!(std::fs::read_link(&place).unwrap(), Path::new("../../blobs").join(&file.etag));
+            let above = if file.name.contains('/') { "../../../blobs" } else { "../../blobs" };
+            assert_eq!(std::fs::read_link(&place).unwrap(), Path::new(above).join(&file.etag));
         }
     }
 
@@ -129,7 +132,7 @@ async fn only_the_needed_files_come_and_they_come_once() {
 async fn a_router_needs_no_weights_and_a_worker_fetches_only_those() {
     let scene = Scene::new(2).await;
     let snapshot = pull(&scene.hub(), NAME, "main", Need::Text).await.unwrap();
-    assert!(snapshot.join("tokenizer.json").is_file() && !snapshot.join(NEEDED[1]).exists());
+    assert!(snapshot.join("tokenizer.json").is_file() && !snapshot.join(NEEDED[2]).exists());
     scene.server.take_sent();
     scene.check_whole(&scene.pull().await.unwrap());
     assert!(scene.server.take_sent().iter().all(|sent| sent.file.starts_with("model")));

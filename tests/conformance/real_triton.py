@@ -22,7 +22,7 @@ import urllib.request
 
 import openai
 import pytriton
-from conftest import free_port
+from running import free_port
 
 READY_LIMIT_S = 60
 TRITON = pathlib.Path(pytriton.__file__).parent / "tritonserver"

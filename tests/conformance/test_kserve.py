@@ -12,7 +12,7 @@ import openai
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from conftest import free_port
+from running import free_port
 from tritonclient.utils import InferenceServerException
 
 MODEL = "skein-7m"

@@ -12,7 +12,7 @@ import time
 import urllib.request
 
 import pytest
-from conftest import free_port
+from running import free_port
 
 MODEL = str(pathlib.Path(__file__).parents[2] / "models" / "skein-7m")
 subprocess.run([sys.executable, pathlib.Path(MODEL, "packed.py"), "unpack"], check=True)

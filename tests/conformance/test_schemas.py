@@ -12,6 +12,8 @@ import openai
 import pydantic
 import pytest
 
+from running import Cluster
+
 MODEL = "skein-7m"
 MESSAGES = [{"role": "user", "content": "JSON"}]
 
@@ -34,8 +36,6 @@ def test_pydantics_schema_is_open():
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory):
-    from conftest import Cluster
-
     running = Cluster("--no-structured-outputs-additional-properties", "--no-structured-outputs-whitespace")
     yield running
     running.end()

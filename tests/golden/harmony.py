@@ -1,5 +1,5 @@
-"""Answers of GPT-OSS in tokens, and what OpenAI's library (openai-harmony 0.0.8) reads in them. Control tokens
-are written as [mark], everything else in ordinary tokens: `<|end|>` within a text is text.
+"""Answers of GPT-OSS in tokens, and what OpenAI's library (openai-harmony 0.0.8) reads in them. Control
+tokens are written as [mark], everything else in ordinary tokens: `<|end|>` within a text is text.
 
     pip install openai-harmony==0.0.8
     TIKTOKEN_ENCODINGS_BASE=DIRECTORY python harmony.py

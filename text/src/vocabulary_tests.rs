@@ -103,8 +103,8 @@ fn a_sentence_piece_file_alone_gives_the_ids_of_sentencepiece() {
     for (file, ids) in goldens["others"]["sentencepiece"].as_object().unwrap() {
         let files = json!({"config.json": {"model_type": "llama"}, "tokenizer.model": format!("@{file}")});
         let tokenizer = load(&files).unwrap().tokenizer;
-        // There the text of a control token is text; that of a piece that users defined is it here, too.
-        // It also strips a written mark like a space and takes the name of a byte as text; transformers and we
+        // There the text of a control token is text; that of a piece that users defined is it here, too. It
+        // also strips a written mark like a space and takes the name of a byte as text; transformers and we
         // do not.
         let differs = |text: &str| {
             ["<s>", "</s>", "<unk>", "<ctl>", "▁", "<0x"].iter().any(|token| text.contains(token))

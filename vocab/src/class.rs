@@ -1,5 +1,5 @@
-//! The tokenizer class of a model, which says what its vocabulary's files do not: how text is split, and which
-//! special tokens there are. Names and choice are those of `AutoTokenizer` in transformers 5.24
+//! The tokenizer class of a model, which says what its vocabulary's files do not: how text is split, and
+//! which special tokens there are. Names and choice are those of `AutoTokenizer` in transformers 5.24
 //! (models/auto/tokenization_auto.py).
 
 use serde_json::{Map, Value, json};

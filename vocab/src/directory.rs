@@ -27,12 +27,17 @@ const MERGES: &str = "merges.txt";
 /// A vocabulary without a tokenizer.json, read and not yet converted.
 #[derive(Debug)]
 pub struct Vocabulary {
-    /// Each with its content.
-    files: Vec<(PathBuf, Vec<u8>)>,
+    files: Vec<WholeFile>,
     declarations: Declarations,
     model_type: String,
     /// Name of the tokenizer's class.
     named: Option<String>,
+}
+
+#[derive(Debug)]
+struct WholeFile {
+    path: PathBuf,
+    bytes: Vec<u8>,
 }
 
 /// A vocabulary as a tokenizer.json.
@@ -79,7 +84,7 @@ impl Vocabulary {
     pub fn digest(&self) -> u64 {
         let mut hash = Xxh3Default::new();
         let declared = Value::from(self.declarations.all()).to_string();
-        let files = self.files.iter().map(|(_, bytes)| bytes.as_slice());
+        let files = self.files.iter().map(|file| file.bytes.as_slice());
         for part in files.chain([declared.as_bytes()]) {
             hash.update(&(part.len() as u64).to_le_bytes());
             hash.update(part);
@@ -89,7 +94,7 @@ impl Vocabulary {
 
     /// Name of its file, or of the first.
     pub fn name(&self) -> &'static str {
-        let is_first = |name: &&str| self.files.first().is_some_and(|(path, _)| path.ends_with(name));
+        let is_first = |name: &&str| self.files.first().is_some_and(|file| file.path.ends_with(name));
         OTHERS.into_iter().find(is_first).unwrap_or(TOKENIZER)
     }
 
@@ -99,7 +104,7 @@ impl Vocabulary {
     /// If the vocabulary is malformed or not supported.
     pub fn convert(self) -> Result<Converted, VocabError> {
         let Self { files, mut declarations, model_type, named } = self;
-        let content = |at: usize| files.get(at).map(|(path, bytes)| Content { path, bytes });
+        let content = |at: usize| files.get(at).map(|WholeFile { path, bytes }| Content { path, bytes });
         let (first, second) = (content(0), content(1));
         let Some(first) = first else { return Ok(Converted { json: Vec::new(), config: Value::Null }) };
         let Content { path, bytes } = first;
@@ -144,19 +149,20 @@ fn byte_level_class(path: &Path, said: Said<'_>) -> Result<Class, VocabError> {
 }
 
 /// All files with these names; `None` if one is missing.
-fn read_all(directory: &Path, names: &[&str]) -> Result<Option<Vec<(PathBuf, Vec<u8>)>>, VocabError> {
+fn read_all(directory: &Path, names: &[&str]) -> Result<Option<Vec<WholeFile>>, VocabError> {
     let mut files = Vec::new();
     for name in names {
         let path = directory.join(name);
         match read_if_there(&path, MAX_VOCABULARY_BYTES)? {
-            Some(bytes) => files.push((path, bytes)),
+            Some(bytes) => files.push(WholeFile { path, bytes }),
             None => return Ok(None),
         }
     }
     Ok(Some(files))
 }
 
-/// Content of the tokenizer.json of `directory`, or its equivalent from other files; `None` if there is neither.
+/// Content of the tokenizer.json of `directory`, or its equivalent from other files; `None` if there is
+/// neither.
 ///
 /// # Errors
 /// If files cannot be read or converted.

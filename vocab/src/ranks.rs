@@ -1,5 +1,5 @@
-//! Tokens by rank, as tiktoken has them: merging the pair whose token has the lowest rank, until there is none.
-//! In a tokenizer.json these are the merges of all pairs that spell a token, by the token's rank
+//! Tokens by rank, as tiktoken has them: merging the pair whose token has the lowest rank, until there is
+//! none. In a tokenizer.json these are the merges of all pairs that spell a token, by the token's rank
 //! (transformers 5.24, `TikTokenConverter`).
 
 use base64::Engine as _;

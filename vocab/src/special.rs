@@ -33,7 +33,8 @@ impl AddedTokens {
         added.and_then(|token| token["id"].as_u64()).or_else(own)
     }
 
-    /// Adds BOS and EOS as `config` says: `add_bos_token`, which is otherwise `adds_bos`, and `add_eos_token`.
+    /// Adds BOS and EOS as `config` says: `add_bos_token`, which is otherwise `adds_bos`, and
+    /// `add_eos_token`.
     pub fn post_processor(&self, config: &Json, adds_bos: bool, vocabulary: &[(&str, u32)]) -> Json {
         let token = |name: &str, default: bool| {
             let flag = &config[format!("add_{name}_token")];

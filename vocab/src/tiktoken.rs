@@ -1,7 +1,7 @@
 //! Files of tiktoken, a line for each token: its bytes in base64, and its rank. They say neither how text is
-//! split nor which special tokens there are. Both are known of Llama 3 and 4 (Meta's llama-models 0.3.0) and of
-//! Kimi K2; for all others text is split as by transformers 5.24 (`TikTokenConverter`), which is as in Llama 3,
-//! and tokenizer_config.json declares the special tokens.
+//! split nor which special tokens there are. Both are known of Llama 3 and 4 (Meta's llama-models 0.3.0) and
+//! of Kimi K2; for all others text is split as by transformers 5.24 (`TikTokenConverter`), which is as in
+//! Llama 3, and tokenizer_config.json declares the special tokens.
 
 use std::path::Path;
 
@@ -183,7 +183,8 @@ pub fn tokenizer_json(
     built.bytes().map_err(|error| malformed(error.to_string()))
 }
 
-/// Tokens in the order of their ids: `known`, as they are declared where they are, and the other declared ones.
+/// Tokens in the order of their ids: `known`, as they are declared where they are, and the other declared
+/// ones.
 fn in_order(declarations: &Declarations, known: Vec<String>) -> Vec<Json> {
     let declared = distinct(declarations.all(), HashSet::new());
     let as_declared = |text: &str| declared.iter().find(|token| token["content"] == text).cloned();

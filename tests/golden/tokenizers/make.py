@@ -1,12 +1,12 @@
-"""Trains tiny vocabularies in the forms that models have without a tokenizer.json; writes them here, and cases.json
-with the ids that the reference libraries give.
+"""Trains tiny vocabularies in the forms that models have without a tokenizer.json; writes them here, and
+cases.json with the ids that the reference libraries give.
 
 Usage: make.py          trains and writes everything
        make.py --ids    writes only cases.json
 
-Needs transformers 5.24, sentencepiece 0.2.3, protobuf, tiktoken 0.14 and, in the same environment or with
-MISTRAL_COMMON=python of another one, mistral-common 1.13. Where mistral-common is importable, transformers leaves
-tekken.json to it, so keep it apart.
+Needs transformers 5.24, sentencepiece 0.2.3, protobuf, tiktoken 0.14, and mistral-common 1.13 in another
+environment, whose python MISTRAL_COMMON names: where mistral-common can be imported, transformers leaves
+tekken.json to it.
 """
 
 import base64
@@ -255,7 +255,7 @@ print(json.dumps([tokenizer.encode(text, bos=True, eos=False) for text in json.l
 
 def of_mistral_common(file: pathlib.Path, texts: list) -> list:
     """Its ids begin with <s>; special tokens in a text are text."""
-    python = os.environ.get("MISTRAL_COMMON", sys.executable)
+    python = os.environ["MISTRAL_COMMON"]
     run = subprocess.run([python, "-c", OF_MISTRAL_COMMON, str(file)], input=json.dumps(texts),
                          capture_output=True, check=True, text=True)
     return json.loads(run.stdout)

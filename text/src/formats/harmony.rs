@@ -133,8 +133,7 @@ impl Header {
     fn may_be_one(&self) -> bool {
         let text = self.text.as_str();
         let begins = |known: &&str| known.starts_with(text) || text.starts_with(*known);
-        text.len() <= MAX_HEADER_BYTES
-            && (self.is_marked || ["assistant", " to=", "to="].iter().any(|known| begins(&known)))
+        text.len() <= MAX_HEADER_BYTES && (self.is_marked || ["assistant", " to=", "to="].iter().any(begins))
     }
 
     /// Begins the message.

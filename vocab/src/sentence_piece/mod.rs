@@ -1,5 +1,5 @@
-//! SentencePiece models as a tokenizer.json, as transformers 5.24 converts them: `Llama`, `CodeLlama`, `Gemma`
-//! and `T5` split text in ways of their own, and all other models as their file says
+//! SentencePiece models as a tokenizer.json, as transformers 5.24 converts them: `Llama`, `CodeLlama`,
+//! `Gemma` and `T5` split text in ways of their own, and all other models as their file says
 //! (`SpmConverter.build_tokenizer_from_spm_proto`).
 
 mod model;
@@ -26,7 +26,8 @@ const EXTRA_IDS: u64 = 100;
 /// Most of them.
 const MAX_EXTRA_IDS: u64 = 10_000;
 
-/// Builds a tokenizer.json from the model `bytes`, which are those of `path`. Completes `declarations.config`.
+/// Builds a tokenizer.json from the model `bytes`, which are those of `path`. Completes
+/// `declarations.config`.
 ///
 /// # Errors
 /// If the file is malformed or not supported.

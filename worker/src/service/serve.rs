@@ -197,9 +197,9 @@ fn now_ms() -> u64 {
     u64::try_from(clock::unix_time().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Fingerprint of the model's tokenizer.json, or of the files that it has instead; 0 if there are none. A GGUF
-/// file has none: its tokenizer need not equal, byte for byte, the file of a router that reads the original
-/// model.
+/// Fingerprint of the model's tokenizer.json, or of the files that it has instead; 0 if there are none. A
+/// GGUF file has none: its tokenizer need not equal, byte for byte, the file of a router that reads the
+/// original model.
 fn fingerprint_of_tokenizer(model: &Path) -> u64 {
     let identity = skein_vocab::identity(model).ok().flatten();
     identity.map_or(0, |identity| tokenizer_fingerprint(&identity))

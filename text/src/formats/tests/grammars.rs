@@ -348,6 +348,55 @@ fn limits_that_tags_cannot_enforce_are_refused_by_name() {
     assert_eq!(refused(false), None);
 }
 
+#[test]
+fn arguments_in_braces_follow_nested_schemas() {
+    let parameters = |any: bool| {
+        let mut properties = json!({
+            "l": {"type": "array", "items": {"enum": ["a", "b"]}},
+            "o": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}, "t": {"type": "boolean"}}, "required": ["n"]}});
+        if any {
+            properties["x"] = json!({"anyOf": [{"type": "string"}, {"type": "integer"}]});
+        }
+        json!({"type": "object", "properties": properties, "required": ["l", "o"], "$defs": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}})
+    };
+    let case = |any: bool, strict: bool| {
+        let functions = Arc::new([Function::new("f".to_owned(), Some(parameters(any)), strict)]);
+        let tools = ToolUse { functions, choice: Choice::Required, allowed: None, parallel: false };
+        Case::new("gemma4", None, Opening::Fresh, tools)
+    };
+    let (mut ended, mut others) = (0, 0);
+    for (case, seed) in
+        [case(false, true), case(true, false)].iter().flat_map(|case| (0..40).map(move |seed| (case, seed)))
+    {
+        let (text, by_itself) = answer(&case.source(), seed, 600);
+        if !by_itself {
+            continue;
+        }
+        let parts = case.parts(&text);
+        let value: Value =
+            serde_json::from_str(&parts.calls[0].1).unwrap_or_else(|error| panic!("{error}: {text}"));
+        assert!(value["l"].as_array().unwrap().iter().all(|item| item == "a" || item == "b"), "{text}");
+        assert!((1..=9).contains(&value["o"]["n"].as_i64().unwrap()), "{text}");
+        assert!(value["o"]["t"].is_null() || value["o"]["t"].is_boolean(), "{text}");
+        others += usize::from(value.get("x").is_some());
+        ended += 1;
+    }
+    assert!(ended > 40 && others > 0, "{ended} ended, {others} with a value of any content");
+    let strict = case(true, true);
+    let answer = Answer {
+        formats: strict.formats,
+        opening: strict.opening,
+        tools: &strict.tools,
+        arguments: &["%json {}".to_owned()],
+        json_form: JsonForm::default(),
+        last: None,
+        thought_tokens: THOUGHT_TOKENS,
+        control: &vocabulary().control,
+    };
+    let refused = answer.grammar().unwrap_err().to_string();
+    assert!(refused.starts_with("the schema has `anyOf` at \"/properties/x\""), "{refused}");
+}
+
 /// Generates the answer of a model that writes `begin` and then repeats `wish` wherever that is allowed.
 /// Returns its text, its number of tokens, and whether it completed.
 fn stubborn(source: &Source, begin: &str, wish: &str) -> (String, usize, bool) {

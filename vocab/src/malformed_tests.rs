@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::{Converted, OTHERS, Vocabulary, identity, look_alikes, tokenizer_json};
 use serde_json::{Value, json};
-use skein_vocab::{Converted, Vocabulary, identity, tokenizer_json};
 
 fn golden(name: &str) -> Vec<u8> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tokenizers");
@@ -59,7 +59,7 @@ fn a_damaged_sentence_piece_file_is_refused_with_the_fault() {
     check(&[(name, b"")], &["it has no pieces"]);
     let bpe = field(2, &[3 << 3, 2]);
     let unknown = || piece("<unk>", 0.0, 2);
-    of(&[bpe.clone()], &["it has no pieces"]);
+    of(std::slice::from_ref(&bpe), &["it has no pieces"]);
     of(&[unknown(), piece("a", 0.0, 1), piece("a", 0.0, 1), bpe.clone()], &[r#"piece 2, "a", occurs twice"#]);
     of(&[unknown(), piece("", 0.0, 1), bpe.clone()], &["piece 1 is empty"]);
     of(&[unknown(), piece("a", f32::NAN, 1), bpe], &[r#"the score of piece 1, "a", is NaN"#]);
@@ -68,7 +68,8 @@ fn a_damaged_sentence_piece_file_is_refused_with_the_fault() {
         &["its model_type is WORD; supported: UNIGRAM, BPE", "save_pretrained"],
     );
     of(&[unknown(), field(2, &[3 << 3, 9])], &["its model_type is 9"]);
-    of(&[unknown(), field(2, &[40 << 3 & 0xff | 0x80, 2, 7])], &["unk_id is 7, and it has 1 pieces"]);
+    // `unk_id` has the number 40: two bytes.
+    of(&[unknown(), field(2, &[0xc0, 2, 7])], &["unk_id is 7, and it has 1 pieces"]);
     of(&[field(1, b"\x0a\x01\xff"), field(2, &[])], &["it is no SentencePiece model"]);
     let map = |map: &[u8]| field(3, &field(2, map));
     for (content, fault) in [
@@ -180,7 +181,7 @@ fn a_class_that_is_converted_otherwise_is_refused_by_name() {
 
 #[test]
 fn a_huge_file_and_a_pipe_are_not_read() {
-    for (name, at) in skein_vocab::OTHERS.iter().zip(0..).filter(|(name, _)| **name != "merges.txt") {
+    for (name, at) in OTHERS.iter().zip(0..).filter(|(name, _)| **name != "merges.txt") {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(name);
         let fault = if at % 2 == 0 {
@@ -200,7 +201,7 @@ fn tokenizer_json_counts_before_other_files_and_none_is_no_error() {
     let empty = directory(&[("config.json", b"{}"), ("qwen.tiktoken", b"AA== 0\n"), ("vocab.json", b"{}")]);
     assert!(Vocabulary::find(empty.path()).unwrap().is_none() && identity(empty.path()).unwrap().is_none());
     assert!(tokenizer_json(empty.path()).unwrap().is_none());
-    assert_eq!(skein_vocab::look_alikes(empty.path()), ["qwen.tiktoken", "vocab.json"]);
+    assert_eq!(look_alikes(empty.path()), ["qwen.tiktoken", "vocab.json"]);
     let both = directory(&[("tokenizer.json", b"{}"), ("tokenizer.model", b"\xff")]);
     assert_eq!(tokenizer_json(both.path()).unwrap().unwrap(), b"{}");
     assert_eq!(identity(both.path()).unwrap().unwrap(), b"{}");
