@@ -222,7 +222,6 @@ def test_ollamas_client_gets_calls_whole_and_streamed(server):
     assert kinds == {"get_weather"}
 
 
-@pytest.mark.xfail(strict=True, reason="a call whose arguments are cut is handed over with none")
 def test_a_call_that_num_predict_cuts_is_not_made_without_its_arguments(server):
     """Ollama's clients run what is in `tool_calls`, whatever `done_reason` says."""
     client = ollama.Client(host=f"http://{server.address}")
@@ -278,7 +277,6 @@ def test_calls_without_arguments_in_the_history(client):
         assert answer.usage.completion_tokens <= 4
 
 
-@pytest.mark.xfail(strict=True, reason="a named function may be called several times unless parallel_tool_calls is false")
 def test_a_named_function_is_called_once(client):
     """vLLM allows one object of the function's schema. Small models repeat a call until `max_tokens`."""
     named = {"type": "function", "function": {"name": "get_weather"}}

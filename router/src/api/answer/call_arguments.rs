@@ -6,18 +6,18 @@ use serde_json::{Map, Value, json};
 pub enum Arguments {
     /// The object that the model wrote.
     Object(Map<String, Value>),
-    /// The model wrote no object. The text is its call, to be shown as content: a tool must not run with
-    /// arguments that nobody wrote.
+    /// The model wrote no object, or not the whole of it. The text is its call, to be shown as content: a tool
+    /// must not run with arguments that nobody wrote.
     Text(String),
 }
 
 impl Arguments {
-    /// Reads what the model wrote as the arguments of `name`. Nothing at all means none. If the answer
-    /// `is_cut` at its length, the object is empty, and the reason of the answer's end says why.
+    /// Reads what the model wrote as the arguments of `name`. Nothing at all means none, unless the answer
+    /// `is_cut` at its length.
     pub fn of(name: &str, written: &str, is_cut: bool) -> Self {
         match serde_json::from_str(written) {
             Ok(object) => Self::Object(object),
-            Err(_) if is_cut || written.trim().is_empty() => Self::Object(Map::new()),
+            Err(_) if !is_cut && written.trim().is_empty() => Self::Object(Map::new()),
             Err(_) => Self::Text(format!("{{\"name\": {}, \"arguments\": {written}}}", json!(name))),
         }
     }
@@ -34,7 +34,8 @@ mod tests {
             Arguments::Text(text) => text,
         };
         assert_eq!(of("{\"a\": 1}", false), "{\"a\":1}");
-        assert_eq!([of("", false), of(" ", false), of("{\"a\": [1", true)], ["{}", "{}", "{}"]);
+        assert_eq!([of("", false), of(" ", false)], ["{}", "{}"]);
+        assert_eq!(of("", true), "{\"name\": \"f\", \"arguments\": }");
         for almost in
             ["{\"a\": True}", "{\"a\": None}", "{\"a\": 1,}", "{\"a\": 007}", "{a: 1}", "[1]", "{\"a\": [1"]
         {

@@ -48,6 +48,10 @@ impl Block {
                 Arguments::Object(input) => {
                     json!({"type": "tool_use", "id": self.id, "name": self.name, "input": input})
                 }
+                // Clients see by `stop_reason` that the call is not whole.
+                Arguments::Text(_) if is_cut => {
+                    json!({"type": "tool_use", "id": self.id, "name": self.name, "input": {}})
+                }
                 Arguments::Text(text) => json!({"type": "text", "text": text}),
             },
         }

@@ -106,6 +106,8 @@ pub fn checked(
     // A list of all functions is no restriction.
     let allowed =
         allowed.filter(|allowed| functions.iter().any(|function| !allowed.contains(&function.name)));
+    // A named function is called once, as in vLLM: small models repeat a forced call until `max_tokens`.
+    let parallel = parallel && !matches!(choice, Choice::Named(_));
     let tools = ToolUse { functions: functions.into(), choice, allowed: allowed.map(Into::into), parallel };
     Ok(Offered { tools, shown })
 }
