@@ -61,7 +61,7 @@ impl ChatTemplate {
         let mut env = template_env::environment(clock).map_err(failed)?;
         jinja::check_names(source).map_err(TextError::Template)?;
         on_deep_stack(|| env.add_template_owned(NAME, jinja::rewrite(source)))
-            .map_err(|error| TextError::Template(format!("cannot start a thread to compile it: {error}")))?
+            .map_err(TextError::NoThread)?
             .map_err(failed)?;
         let developer = ["'developer'", "\"developer\""].iter().any(|role| source.contains(role));
         let forms = Forms { parts: loops_over_content(source), text_arguments: false, developer };

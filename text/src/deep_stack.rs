@@ -5,7 +5,7 @@ use std::panic::resume_unwind;
 use std::thread;
 
 /// Stack size: address space, of which only the used part takes memory.
-const STACK_BYTES: usize = 256 * 1024 * 1024;
+pub const STACK_BYTES: usize = 256 * 1024 * 1024;
 
 /// Runs `work` on its own thread and waits for it.
 ///

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use skein_grammar::token_bytes::UnsupportedDecoder;
 
+use crate::deep_stack::STACK_BYTES;
 use crate::formats::UnknownParser;
 
 /// Reported to the operator at start.
@@ -40,8 +41,8 @@ pub enum TextError {
     },
     /// The tokenizer has more tokens than the model's vocabulary.
     #[error(
-        "tokenizer.json belongs to another model: its token ids go up to {largest}, but this model has {vocab_size} \
-         (vocab_size in config.json); replace the file, or give the right directory with --tokenizer DIR"
+        "the tokenizer belongs to another model: its token ids go up to {largest}, but this model has {vocab_size} \
+         (vocab_size in config.json); replace its files, or give the right directory with --tokenizer DIR"
     )]
     OtherModel {
         /// Largest id in the tokenizer's own vocabulary.
@@ -63,6 +64,13 @@ pub enum TextError {
     /// Unknown parser for calls or reasoning.
     #[error("--tool-call-parser or --reasoning-parser: {0}")]
     Parser(#[from] UnknownParser),
+    /// The system starts no thread for the chat template.
+    #[error(
+        "cannot start a thread for the chat template: {0}; its stack takes {} MiB of address space, of which little is \
+         used: raise the limits of memory (`ulimit -v`) and of processes",
+        STACK_BYTES / (1024 * 1024)
+    )]
+    NoThread(std::io::Error),
     /// The chat template does not compile.
     #[error("the chat template does not compile: {0}")]
     Template(String),

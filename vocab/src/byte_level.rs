@@ -45,7 +45,15 @@ pub fn tokenizer_json(
     let text = std::str::from_utf8(merges.bytes)
         .map_err(|error| merges.malformed(format!("it is not UTF-8: {error}")))?;
     let pairs = pairs(text, &tokens).map_err(|reason| merges.malformed(reason))?;
-    let added = AddedTokens::new(distinct(declarations.all(), HashSet::new()), &tokens);
+    let declared = distinct(declarations.all(), HashSet::new());
+    if pairs.is_empty()
+        && let Some((token, _)) = tokens.iter().find(|(token, _)| is_merged(token, &declared))
+    {
+        let reason =
+            format!("it has no merges, but vocab.json has {}; take both files from one model", shown(token));
+        return Err(merges.malformed(reason));
+    }
+    let added = AddedTokens::new(declared, &tokens);
     let post_processor = match class {
         Class::Roberta => roberta(config, &added, &tokens),
         _ => added.post_processor(config, false, &tokens),
@@ -62,6 +70,11 @@ pub fn tokenizer_json(
         ..TokenizerJson::new(Model::Bpe(Bpe::new(Tokens(tokens.clone()), pairs)))
     };
     file.bytes().map_err(|error| vocab.malformed(error.to_string()))
+}
+
+/// Whether only a merge makes `token`: it has several characters and is not declared.
+fn is_merged(token: &str, declared: &[Json]) -> bool {
+    token.chars().nth(1).is_some() && declared.iter().all(|it| it["content"] != token)
 }
 
 /// Tokens by id.

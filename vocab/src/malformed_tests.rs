@@ -158,6 +158,7 @@ fn a_damaged_pair_of_vocabulary_and_merges_is_refused_with_the_fault() {
     of(br#"{"a": 1, "b": 2}"#, b"a b\n", &[r#"merges.txt is malformed: line 1 merges "a b""#, r#"no "ab""#]);
     of(&vocab, b"#version: 0.2\na b c\n", &[r#"line 2 is "a b c""#]);
     of(&vocab, b"\xff\xfe", &["merges.txt is malformed: it is not UTF-8"]);
+    of(&vocab, b"#version: 0.2\n", &["merges.txt is malformed: it has no merges, but vocab.json has "]);
     // Ids may have holes.
     let files: [(&str, &[u8]); 3] =
         [("vocab.json", br#"{"a": 1, "b": 500, "ab": 90}"#), ("merges.txt", b"a b\n"), (config.1, config.0)];

@@ -1,5 +1,7 @@
 //! A chat in the terminal.
 
+use std::io;
+
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 use serde_json::{Value, json};
@@ -54,6 +56,9 @@ pub async fn talk(target: &Target, options: AnswerOptions) -> Result<(), Failure
                 eprintln!("(/bye or Ctrl-D ends)");
             }
             Err(ReadlineError::Eof) => return Ok(()),
+            Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                eprintln!("(a line that is not UTF-8 was dropped)");
+            }
             Err(error) => return Err(Failure::other(error)),
         }
     }

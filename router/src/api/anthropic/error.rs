@@ -33,8 +33,9 @@ pub fn error_object(refusal: &Refusal) -> Value {
     json!({"type": "error", "error": {"type": kind, "message": message(refusal)}})
 }
 
-/// Clients read Anthropic's sentence of an answer that does not fit, and repeat the request with the tokens
-/// that are left: claude-code 2.1.332 asks every model that it does not know for 32,000.
+/// Clients read Anthropic's sentences. After that of a prompt that is too long they shorten the conversation;
+/// after that of an answer that does not fit, they repeat the request with the tokens that are left:
+/// claude-code 2.1.332 asks every model that it does not know for 32,000.
 fn message(refusal: &Refusal) -> String {
     match refusal {
         Refusal::OutputLength { max, prompt, output, .. } => format!(
@@ -42,6 +43,15 @@ fn message(refusal: &Refusal) -> String {
              `max_tokens` and try again; the prompt leaves {} tokens.",
             max.saturating_sub(*prompt)
         ),
+        Refusal::ContextLength { max, prompt, .. } if prompt >= max => {
+            format!("prompt is too long: {prompt} tokens > {max} maximum; shorten the conversation.")
+        }
+        Refusal::PromptTooLong(long) => {
+            format!(
+                "prompt is too long: {} bytes, far more than {} tokens maximum; shorten the conversation.",
+                long.bytes, long.max
+            )
+        }
         refusal => refusal.to_string(),
     }
 }

@@ -45,7 +45,7 @@ pub fn parse(
     let conversation = conversation(&mut fields);
     fields.take("anthropic_version");
     context_management(&mut fields);
-    Ok((SingleRequest::new(draft, fields, conversation, offered, variables, config)?, thinking.is_shown))
+    Ok((SingleRequest::new(draft, fields, conversation, offered, variables, config)?, thinking.shows))
 }
 
 /// Edits with which a client wants its prompt shortened. They are ignored: the template decides how much of
@@ -90,19 +90,37 @@ fn output_format(fields: &mut Fields, format: &Value) {
 struct Thinking {
     /// Whether the model should reason.
     is_on: bool,
-    /// Whether the answer includes the reasoning.
-    is_shown: bool,
+    shows: Reasoning,
+}
+
+/// How much of its reasoning an answer shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reasoning {
+    /// No block.
+    None,
+    /// Blocks without their text.
+    Omitted,
+    /// Blocks with their text.
+    Shown,
 }
 
 /// Reads `thinking`. The default is not to reason, as at Anthropic.
 fn thinking(fields: &mut Fields) -> Thinking {
-    let off = Thinking { is_on: false, is_shown: false };
+    let off = Thinking { is_on: false, shows: Reasoning::None };
     let Some(thinking) = fields.object("thinking") else { return off };
     match thinking.get("type").and_then(Value::as_str) {
         // The token budget is ignored: `max_tokens` limits the whole answer.
         Some("enabled" | "adaptive") => {
-            let is_omitted = thinking.get("display").is_some_and(|display| display == "omitted");
-            Thinking { is_on: true, is_shown: !is_omitted }
+            let shows = match thinking.get("display").and_then(Value::as_str) {
+                Some("omitted") => Reasoning::Omitted,
+                None | Some("summarized") => Reasoning::Shown,
+                Some(_) => {
+                    let message = "thinking.display must be `summarized` or `omitted`.";
+                    fields.note(Refusal::invalid("thinking", message));
+                    Reasoning::Shown
+                }
+            };
+            Thinking { is_on: true, shows }
         }
         // Templates have no switch for reasoning between calls alone.
         Some("between_tools") => {
@@ -248,8 +266,7 @@ enum Unread {
 }
 
 impl Unread {
-    /// The refusal of the block `number` of the message `at`. It names the place in Anthropic's form:
-    /// claude-code 2.1.332 then sends a picture's description in its place.
+    /// The refusal of the block `number` of the message `at`, with the place in Anthropic's form.
     fn refusal(self, at: usize, number: usize) -> Refusal {
         let place = format!("messages.{at}.content.{number}.tool_result.content");
         let message = match self {
@@ -280,6 +297,8 @@ fn text_of_block(block: &Value) -> Option<String> {
         "document" if block["source"]["type"] == "text" => {
             block["source"]["data"].as_str().map(str::to_owned)
         }
+        // Clients send what a tool has returned in every later request: a refusal would end their session.
+        kind @ ("image" | "document") => Some(format!("[{kind}: this model reads text only]")),
         _ => None,
     }
 }

@@ -14,6 +14,7 @@ use http::HeaderMap;
 use serde_json::{Value, json};
 
 use self::error::AnthropicError;
+use self::input::Reasoning;
 use self::output::Message;
 use super::answer::single::output::answer;
 use super::answer::single::request::SingleRequest;
@@ -62,12 +63,13 @@ async fn answered(app: &App, id: &str, tenant: &Tenant, request: Request) -> Res
     let headers = request.headers().clone();
     let fields = Fields::read(request, app).await.inspect_err(|refusal| refusal.log(id))?;
     let asked = input::parse(fields, &headers, id, app, false);
-    let (asked, thinks) = asked.inspect_err(|refusal| refusal.log(id))?;
+    let (asked, shows) = asked.inspect_err(|refusal| refusal.log(id))?;
     let output = Message::new(
         asked.draft.request_id.as_deref().unwrap_or_default(),
         &app.shown_model(asked.draft.model.as_deref()),
+        shows == Reasoning::Omitted,
     );
-    answer(app, tenant, asked, thinks, output).await
+    answer(app, tenant, asked, shows != Reasoning::None, output).await
 }
 
 /// Counts the tokens of a request's prompt.

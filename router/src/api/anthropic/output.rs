@@ -21,6 +21,8 @@ pub struct Message {
     blocks: Vec<Value>,
     open: Option<Block>,
     finish: Option<TextFinish>,
+    /// Whether blocks of reasoning have no text.
+    omits_thinking: bool,
 }
 
 /// Content block under construction.
@@ -59,14 +61,15 @@ impl Block {
 }
 
 impl Message {
-    /// Answer to the request `id`.
-    pub fn new(id: &str, model: &str) -> Self {
+    /// Answer to the request `id`. `omits_thinking`: blocks of reasoning come without their text.
+    pub fn new(id: &str, model: &str, omits_thinking: bool) -> Self {
         Self {
             id: response_id("msg_", id),
             model: model.to_owned(),
             blocks: Vec::new(),
             open: None,
             finish: None,
+            omits_thinking,
         }
     }
 }
@@ -140,6 +143,9 @@ impl Message {
     fn grow(&mut self, kind: Kind, text: &str, events: &mut Vec<NamedEvent>) {
         if self.open.as_ref().is_none_or(|block| block.kind != kind) {
             self.open(Block { kind, text: String::new(), id: String::new(), name: String::new() }, events);
+        }
+        if kind == Kind::Thinking && self.omits_thinking {
+            return;
         }
         if let Some(block) = &mut self.open {
             block.text.push_str(text);

@@ -222,10 +222,9 @@ async fn claude_code_gets_the_sentences_that_it_reads() {
     };
     let picture =
         json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}});
-    let refused =
-        reached(MESSAGES, results(json!([{"type": "text", "text": "a"}, picture]))).await.unwrap_err();
-    let place = "messages.2.content.0.tool_result.content.1.image: this model reads text only.";
-    assert!(refused.contains(place), "{refused}");
+    let seen = results(json!([{"type": "text", "text": "a"}, picture]));
+    let (prompt, _) = reached(MESSAGES, seen).await.unwrap();
+    assert!(prompt.contains("a\n[image: this model reads text only]"), "{prompt}");
     let own = json!({"messages": [{"role": "user", "content": [picture]}]});
     let refused = reached(MESSAGES, claude_code(own)).await.unwrap_err();
     assert!(refused.contains("messages.0.content.0.image: this model reads text only."), "{refused}");

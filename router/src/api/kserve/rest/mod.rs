@@ -13,6 +13,7 @@ pub(crate) mod target;
 mod tests;
 mod values;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Extension, Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
@@ -99,11 +100,13 @@ async fn index(State(app): State<App>, request: Request) -> Result<Json<Value>, 
 /// Answers a request below `/v2/models/`, and names its route for the metrics.
 async fn of_model(
     State(app): State<App>,
-    Path(rest): Path<String>,
+    rest: Result<Path<String>, PathRejection>,
     Extension(RequestId(id)): Extension<RequestId>,
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Response {
+    // No model has a name that is not UTF-8.
+    let Path(rest) = rest.unwrap_or_else(|_| Path(char::REPLACEMENT_CHARACTER.to_string()));
     let target = Target::read(&rest);
     let route = Route(target.verb.route());
     let answered = match target.check(request.method()) {
