@@ -17,6 +17,16 @@ const LONGEST_RETRY: Duration = Duration::from_secs(30);
 pub struct Admission {
     config: AdmissionConfig,
     running: Arc<Mutex<Running>>,
+    rejections: Arc<Mutex<Rejections>>,
+}
+
+/// Requests that a limit of the queue refused, since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rejections {
+    /// By `max_num_queued_reqs`.
+    pub by_requests: u64,
+    /// By `max_num_queued_tokens`.
+    pub by_tokens: u64,
 }
 
 /// The admitted requests that have not ended.
@@ -51,7 +61,7 @@ pub struct Permit {
 impl Admission {
     /// A gate with nothing admitted.
     pub fn new(config: AdmissionConfig) -> Self {
-        Self { config, running: Arc::default() }
+        Self { config, running: Arc::default(), rejections: Arc::default() }
     }
 
     /// Admits the request or refuses it at once.
@@ -77,12 +87,14 @@ impl Admission {
         let retry_after = candidate.first_token_after.unwrap_or(Duration::from_secs(1));
         let AdmissionConfig { max_num_queued_reqs, max_num_queued_tokens } = self.config;
         if running.requests >= max_num_queued_reqs {
+            self.count(|rejections| rejections.by_requests += 1);
             return Err(overloaded(
                 format!("{max_num_queued_reqs} requests are running or queued"),
                 retry_after,
             ));
         }
         if running.requests > 0 && running.tokens.saturating_add(candidate.tokens) > max_num_queued_tokens {
+            self.count(|rejections| rejections.by_tokens += 1);
             let reason =
                 format!("{} of {max_num_queued_tokens} tokens are running or queued", running.tokens);
             return Err(overloaded(reason, retry_after));
@@ -90,6 +102,15 @@ impl Admission {
         running.requests += 1;
         running.tokens += candidate.tokens;
         Ok(Permit { tokens: candidate.tokens, running: self.running.clone() })
+    }
+
+    fn count(&self, rejected: impl FnOnce(&mut Rejections)) {
+        rejected(&mut self.rejections.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Requests that a limit of the queue refused.
+    pub fn rejections(&self) -> Rejections {
+        *self.rejections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The admitted requests that have not ended.
@@ -127,6 +148,8 @@ mod tests {
         let permits: Vec<_> = tokens.iter().map(|&tokens| gate.admit(ask(tokens))).collect();
         let got: Vec<bool> = permits.iter().map(Result::is_ok).collect();
         assert_eq!(got, admitted);
+        let Rejections { by_requests, by_tokens } = gate.rejections();
+        assert_eq!(by_requests + by_tokens, got.iter().filter(|admitted| !**admitted).count() as u64);
         drop(permits);
         assert_eq!(gate.running(), Running::default(), "every place is given back");
     }

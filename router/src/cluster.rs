@@ -24,7 +24,7 @@ use skein_proto::version::Version;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::admission::{Admission, Running};
+use crate::admission::{Admission, Rejections, Running};
 use crate::config::{RecoveryConfig, RouterConfig};
 use crate::dispatch::claims::RunningIds;
 use crate::dispatch::delivery;
@@ -245,6 +245,10 @@ impl FleetView for Cluster {
 
     fn running(&self) -> Running {
         self.admission.running()
+    }
+
+    fn rejections(&self) -> Rejections {
+        self.admission.rejections()
     }
 }
 

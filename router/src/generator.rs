@@ -15,7 +15,7 @@ use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::totals::Total;
 use skein_proto::version::Version;
 
-use crate::admission::Running;
+use crate::admission::{Rejections, Running};
 use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenDelta, TokenRequest};
@@ -49,6 +49,8 @@ pub trait FleetView: Send + Sync + 'static {
     fn totals(&self) -> Vec<Total>;
     /// Requests in flight, for metrics.
     fn running(&self) -> Running;
+    /// Requests refused by a limit of the queue, for metrics.
+    fn rejections(&self) -> Rejections;
 }
 
 /// Adapters of all workers, and their changes at run time.

@@ -21,7 +21,7 @@ use skein_proto::totals::Total;
 use skein_proto::version::Version;
 use skein_text::model_text::{Facts, ModelText};
 
-use crate::admission::Running;
+use crate::admission::{Rejections, Running};
 use crate::generator::{Adapters, FleetView, Generator, TokenSource};
 use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
@@ -214,6 +214,10 @@ impl FleetView for Script {
 
     fn running(&self) -> Running {
         Running::default()
+    }
+
+    fn rejections(&self) -> Rejections {
+        Rejections { by_requests: 3, by_tokens: 4 }
     }
 }
 

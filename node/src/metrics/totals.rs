@@ -32,7 +32,7 @@ const fn metric(
 }
 
 /// All summed metrics.
-pub const ENGINE: [EngineMetric; 11] = [
+pub const ENGINE: [EngineMetric; 12] = [
     metric(
         "vllm:request_queue_time_seconds",
         "vllm:request_queue_time_seconds",
@@ -68,6 +68,12 @@ pub const ENGINE: [EngineMetric; 11] = [
         "vllm:num_preemptions_total",
         "Sequences preempted and recomputed, at all workers together.",
         &[],
+    ),
+    metric(
+        "vllm:request_num_preemptions",
+        "vllm:request_num_preemptions",
+        "How often sequences of a request were preempted at a worker, at all workers together.",
+        buckets::REQUEST_NUM_PREEMPTIONS,
     ),
     metric(
         "vllm:time_to_first_token_seconds",

@@ -1,5 +1,5 @@
-//! What clients speak, a room for each API: `openai`, `anthropic`, `ollama` over HTTP, `kserve` and `skein`, our
-//! own, over HTTP and gRPC; `worker_face` for gateways, to which this router is one large worker, and
+//! What clients speak, a room for each API: `openai`, `anthropic`, `ollama` over HTTP, `kserve` and `skein`,
+//! our own, over HTTP and gRPC; `worker_face` for gateways, to which this router is one large worker, and
 //! `endpoint_picker` for Envoy. Each translates between its messages and the router's own request types, and
 //! brings its form of errors. `http` and `grpc` hold what those over the same transport share, `fields` and
 //! `answer` what their requests and answers share. Policy, retries and checks of values are elsewhere
@@ -69,8 +69,8 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
     below(&root_path, all)
 }
 
-/// Refuses the paths that no API has, also behind the keys. Those below `/api/` are Ollama's, those below `/v2/`
-/// KServe's.
+/// Refuses the paths that no API has, also behind the keys. Those below `/api/` are Ollama's, those below
+/// `/v2/` KServe's.
 fn unknown(keys: &ApiKeys) -> Router {
     let refuse = |request: &Request<Body>, refusal| {
         let is_anthropic = models::is_anthropic(request);

@@ -12,7 +12,7 @@ use skein_node::trace::{self, Observation};
 use skein_proto::finish::FinishReason;
 
 use super::span::{AnswerSpan, Counts};
-use super::{Metrics, Outcome};
+use super::{DEVICE, Metrics, Outcome, SOURCES};
 use crate::generator::{Generator, TokenSource};
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenDelta, TokenRequest};
@@ -127,6 +127,7 @@ struct Answer {
     cached_tokens: u32,
     arrived: Timestamp,
     prompt_tokens: u64,
+    max_tokens: u32,
     resumes: bool,
     has_begun: bool,
     has_ended: bool,
@@ -163,6 +164,7 @@ impl Answer {
             cached_tokens: 0,
             arrived: request.arrived.unwrap_or_else(clock::now),
             prompt_tokens: request.prompt.len() as u64,
+            max_tokens: request.sampling.max_tokens,
             resumes: request.resume.is_some() || request.is_resumed,
             has_begun: false,
             has_ended: false,
@@ -187,6 +189,11 @@ impl Answer {
             self.metrics.tokens.prefix_queries.inc_by(self.prompt_tokens);
             self.metrics.tokens.prefix_hits.inc_by(cached.into());
             self.metrics.tokens.cached_tokens.inc_by(cached.into());
+            let computed = self.prompt_tokens.saturating_sub(cached.into());
+            for (source, tokens) in SOURCES.iter().zip([computed, cached.into()]) {
+                self.metrics.tokens.prompt_by_source.with_label_values(&[source]).inc_by(tokens);
+            }
+            self.metrics.tokens.cached_by_source.with_label_values(&[DEVICE]).inc_by(cached.into());
         }
         self.tokens(delta.sample_index, delta.tokens.len() as u64, now);
         if let Some(finish) = delta.finish {
@@ -228,6 +235,7 @@ impl Answer {
         self.span.finished(reason);
         self.metrics.success.with_label_values(&[reason]).inc();
         self.metrics.tokens.request_generation_tokens.observe(sample.tokens as f64);
+        self.metrics.params.max_tokens.observe(self.max_tokens.into());
         if let Some(mean) = sample.per_token() {
             self.metrics.latencies.time_per_output_token.observe(mean.as_secs_f64());
         }
@@ -308,6 +316,13 @@ impl Answer {
             self.metrics.outcomes.with_label_values(&[outcome.label()]).inc();
             let now = clock::now();
             self.metrics.latencies.e2e_latency.observe(now.since(self.arrived).as_secs_f64());
+            self.metrics.params.n.observe(self.samples.len() as f64);
+            let most = self.samples.iter().map(|sample| sample.tokens).max().unwrap_or(0);
+            self.metrics.tokens.request_most_generation_tokens.observe(most as f64);
+            if self.has_begun {
+                let computed = self.prompt_tokens.saturating_sub(self.cached_tokens.into());
+                self.metrics.tokens.request_computed_tokens.observe(computed as f64);
+            }
             self.record_gen_ai(now);
             self.log(outcome);
             self.span.end(Counts {

@@ -3,6 +3,7 @@
 //! sent.
 
 mod metered;
+mod parser;
 mod span;
 mod workers;
 
@@ -12,8 +13,10 @@ use skein_node::metrics::{
 use skein_node::trace::GenAi;
 
 pub use metered::Metered;
+pub use parser::{ParsedApi, ParserCounts};
 pub(crate) use workers::pressure;
 
+use crate::admission::Rejections;
 use crate::generator::FleetView;
 use crate::links::picks::Picked;
 use crate::refusal::Refusal;
@@ -34,6 +37,9 @@ pub struct Metrics {
     moves: IntCounter,
     success: IntCounterVec,
     tokens: TokenCounts,
+    params: Params,
+    rejections: IntCounterVec,
+    parsed: IntCounterVec,
     latencies: Latencies,
     answers: IntCounterVec,
     in_flight: IntGauge,
@@ -51,9 +57,38 @@ struct TokenCounts {
     cached_tokens: IntCounter,
     prefix_queries: IntCounter,
     prefix_hits: IntCounter,
+    prompt_by_source: IntCounterVec,
+    cached_by_source: IntCounterVec,
     generation_tokens: IntCounter,
     request_prompt_tokens: Histogram,
     request_generation_tokens: Histogram,
+    request_most_generation_tokens: Histogram,
+    request_computed_tokens: Histogram,
+}
+
+/// Values of `source` for prompt tokens: computed, found in a prefix cache.
+const SOURCES: [&str; 2] = ["local_compute", "local_cache_hit"];
+/// Value of `source` for cached prompt tokens: the memory that the model runs in.
+const DEVICE: &str = "device";
+
+/// What requests ask for.
+#[derive(Debug)]
+struct Params {
+    n: Histogram,
+    max_tokens: Histogram,
+}
+
+impl Params {
+    fn new(r: &Registry) -> Self {
+        Self {
+            n: r.histogram("vllm:request_params_n", "Samples of a request.", buckets::REQUEST_PARAMS_N),
+            max_tokens: r.histogram(
+                "vllm:request_params_max_tokens",
+                "Most output tokens of a sample, as requested or by default.",
+                buckets::REQUEST_TOKENS,
+            ),
+        }
+    }
 }
 
 impl TokenCounts {
@@ -65,6 +100,18 @@ impl TokenCounts {
             prefix_queries: r
                 .counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in a prefix cache."),
             prefix_hits: r.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in a prefix cache."),
+            prompt_by_source: r.counters(
+                "vllm:prompt_tokens_by_source_total",
+                "Prompt tokens by where their keys and values come from.",
+                "source",
+                &SOURCES,
+            ),
+            cached_by_source: r.counters(
+                "vllm:prompt_tokens_cached_by_source_total",
+                "Prompt tokens found in a prefix cache, by the memory that holds it.",
+                "source",
+                &[DEVICE],
+            ),
             generation_tokens: r.counter("vllm:generation_tokens_total", "Output tokens."),
             request_prompt_tokens: r.histogram(
                 "vllm:request_prompt_tokens",
@@ -74,6 +121,16 @@ impl TokenCounts {
             request_generation_tokens: r.histogram(
                 "vllm:request_generation_tokens",
                 "Output tokens of a sample.",
+                buckets::REQUEST_TOKENS,
+            ),
+            request_most_generation_tokens: r.histogram(
+                "vllm:request_max_num_generation_tokens",
+                "Output tokens of a request's longest sample.",
+                buckets::REQUEST_TOKENS,
+            ),
+            request_computed_tokens: r.histogram(
+                "vllm:request_prefill_kv_computed_tokens",
+                "Prompt tokens of a request that were not found in a prefix cache.",
                 buckets::REQUEST_TOKENS,
             ),
         }
@@ -191,6 +248,9 @@ impl SwapOutcome {
 /// Values of vLLM's label `finished_reason` that are in use.
 const FINISHED: [&str; 4] = ["stop", "length", "abort", "error"];
 
+/// Values of vLLM's label `reason` for [`Rejections`].
+const REJECTIONS: [&str; 2] = ["max_num_queued_reqs", "max_num_queued_tokens"];
+
 impl Metrics {
     /// The metrics of a router for `model_name`, all of them zero.
     pub fn new(model_name: &str) -> Self {
@@ -236,6 +296,18 @@ impl Metrics {
                 &FINISHED,
             ),
             tokens: TokenCounts::new(&r),
+            params: Params::new(&r),
+            rejections: r.counters(
+                "vllm:admission_rejections_total",
+                "Requests refused by a limit of the queue, by the limit.",
+                "reason",
+                &REJECTIONS,
+            ),
+            parsed: r.counter_vec(
+                "vllm:tool_call_parser_invocations_total",
+                "Answers that were searched for tool calls: once for each choice, in streams for each part of its text.",
+                &["mode", "outcome", "request_type"],
+            ),
             latencies: Latencies::new(&r),
             answers: r.counter_vec(
                 "http_requests_total",
@@ -277,6 +349,13 @@ impl Metrics {
         self.answers.with_label_values(&[handler, method, class]).inc();
     }
 
+    /// Counts of what the tool parser finds in the answers to a request.
+    pub fn parsed(&self, api: ParsedApi, is_streaming: bool) -> ParserCounts {
+        let mode = if is_streaming { "streaming" } else { "non_streaming" };
+        let count = |outcome| self.parsed.with_label_values(&[mode, outcome, api.label()]);
+        ParserCounts { is_streaming, tool_call: count("tool_call"), no_tool_call: count("no_tool_call") }
+    }
+
     /// Counts a request to replace the model.
     pub fn swapped(&self, outcome: SwapOutcome) {
         self.swaps.with_label_values(&[outcome.label()]).inc();
@@ -288,6 +367,11 @@ impl Metrics {
         self.in_flight.set(running.requests.into());
         self.in_flight_tokens.set(running.tokens.try_into().unwrap_or(i64::MAX));
         self.engines.set(fleet.totals());
+        let Rejections { by_requests, by_tokens } = fleet.rejections();
+        for (reason, total) in REJECTIONS.iter().zip([by_requests, by_tokens]) {
+            let counter = self.rejections.with_label_values(&[reason]);
+            counter.inc_by(total.saturating_sub(counter.get()));
+        }
         self.workers.encode(&fleet.workers(), fleet.version(), || self.registry.encode(format))
     }
 }

@@ -13,6 +13,7 @@ pub(super) struct WorkerGauges {
     scrape: Mutex<()>,
     running: IntGauge,
     waiting: IntGauge,
+    waiting_by_reason: IntGaugeVec,
     kv_usage: Gauge,
     ready: IntGauge,
     known: IntGauge,
@@ -36,6 +37,11 @@ impl WorkerGauges {
             scrape: Mutex::new(()),
             running: r.gauge("vllm:num_requests_running", "Sequences that run, at all workers together."),
             waiting: r.gauge("vllm:num_requests_waiting", "Sequences that wait, at all workers together."),
+            waiting_by_reason: r.gauges(
+                "vllm:num_requests_waiting_by_reason",
+                "Sequences that wait, by what they wait for, at all workers together.",
+                &["reason"],
+            ),
             kv_usage: r
                 .ratio("vllm:kv_cache_usage_perc", "Used part of all KV caches together, from 0 to 1."),
             ready: r.gauge("skein_workers_ready", "Workers that take requests."),
@@ -85,7 +91,9 @@ impl WorkerGauges {
         let _scrape = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.running.set(workers.iter().map(|worker| i64::from(worker.reported.running)).sum());
-        self.waiting.set(workers.iter().map(|worker| i64::from(worker.reported.waiting)).sum());
+        let waiting = workers.iter().map(|worker| i64::from(worker.reported.waiting)).sum();
+        self.waiting.set(waiting);
+        self.waiting_by_reason.with_label_values(&["capacity"]).set(waiting);
         self.kv_usage.set(kv_usage(workers));
         self.ready.set(count(workers.iter().filter(|worker| worker.is_ready()).count()));
         self.known.set(count(workers.len()));

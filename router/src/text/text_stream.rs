@@ -18,6 +18,7 @@ use skein_text::model_text::ModelText;
 use skein_text::stop::StopMatcher;
 
 use super::control_marks::ControlMarks;
+use super::reasoning_count::ReasoningCount;
 use crate::drain::Lease;
 use crate::generator::TokenSource;
 use crate::refusal::Refusal;
@@ -117,6 +118,8 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// Prompt tokens found in a prefix cache.
     pub cached_tokens: u32,
+    /// Output tokens that are reasoning; `None` if the answer's format has none.
+    pub reasoning_tokens: Option<u32>,
 }
 
 struct Sample {
@@ -126,6 +129,7 @@ struct Sample {
     /// Whether the text includes what stopped it.
     include_stop: bool,
     output_tokens: u32,
+    reasoning: Option<ReasoningCount>,
     ended: bool,
 }
 
@@ -147,6 +151,7 @@ impl TextStream {
             marks: ControlMarks::default(),
             include_stop: options.include_stop_str_in_output,
             output_tokens: 0,
+            reasoning: options.split.as_ref().and_then(|split| ReasoningCount::of(&split.plan)),
             ended: false,
         };
         Self {
@@ -203,10 +208,21 @@ impl TextStream {
 
     /// Token counts so far; complete once the stream has ended.
     pub fn usage(&self) -> Usage {
+        self.usage_of(&self.samples)
+    }
+
+    /// The same, of one sample's output.
+    pub fn usage_of_sample(&self, sample_index: u32) -> Usage {
+        let at = sample_index as usize;
+        self.usage_of(self.samples.get(at..=at).unwrap_or_default())
+    }
+
+    fn usage_of(&self, samples: &[Sample]) -> Usage {
         Usage {
             prompt_tokens: self.prompt_tokens,
-            completion_tokens: self.samples.iter().map(|sample| sample.output_tokens).sum(),
+            completion_tokens: samples.iter().map(|sample| sample.output_tokens).sum(),
             cached_tokens: self.cached_tokens,
+            reasoning_tokens: samples.iter().map(|sample| Some(sample.reasoning.as_ref()?.tokens())).sum(),
         }
     }
 
@@ -289,27 +305,38 @@ impl Sample {
             out.tokens.push(token);
             out.logprobs.extend(logprobs.next());
             let mut piece = String::new();
-            self.push(token, &mut piece);
+            let begin = self.push(token, &mut piece);
+            if let Some(reasoning) = &mut self.reasoning {
+                reasoning.push(&piece, begin.as_slice());
+            }
             if let Some(stop) =
                 self.stop.push(&piece, self.output_tokens > sampling.min_tokens, &mut out.text)
             {
                 out.finish = Some(TextFinish::Stop(StopCause::Text(stop)));
-                self.ended = true;
+                self.end();
                 break;
             }
         }
         if let Some(finish) = delta.finish.filter(|_| !self.ended) {
-            self.ended = true;
+            self.end();
             out.finish = Some(self.flush(finish, sampling, &mut out.text));
         }
         out.control_at = self.marks.released(out.text.len());
         out
     }
 
-    /// Appends to `piece` the text that `token` completes.
-    fn push(&mut self, token: TokenId, piece: &mut String) {
+    fn end(&mut self) {
+        self.ended = true;
+        if let Some(reasoning) = &mut self.reasoning {
+            reasoning.finish();
+        }
+    }
+
+    /// Appends to `piece` the text that `token` completes. Returns where in it a control token begins.
+    fn push(&mut self, token: TokenId, piece: &mut String) -> Option<usize> {
         let begin = self.detokenizer.push(token, piece);
         self.marks.add(begin, piece.len());
+        begin
     }
 
     /// Appends the remaining text after the worker has ended the sample.
@@ -407,7 +434,10 @@ mod tests {
         assert_eq!(ends[0], Some(TextFinish::Stop(StopCause::Text("END".to_owned()))));
         assert_eq!(ends[1], Some(TextFinish::Stop(StopCause::End(Some(1)))));
         assert_eq!(*script.aborted.lock().unwrap(), [0]);
-        assert_eq!(stream.usage(), Usage { prompt_tokens: 3, completion_tokens: 6 + 3, cached_tokens: 1 });
+        assert_eq!(
+            stream.usage(),
+            Usage { prompt_tokens: 3, completion_tokens: 6 + 3, cached_tokens: 1, reasoning_tokens: None }
+        );
     }
 
     /// As vLLM 0.33 has it: a stop token is text where stop strings are, the end of the sequence is no

@@ -76,6 +76,16 @@ impl Harmony {
         }
     }
 
+    /// Whether the message is reasoning.
+    pub fn is_in_reasoning(&self) -> bool {
+        matches!(self.at, At::Reasoning)
+    }
+
+    /// Whether text is held back that may be a marker.
+    pub fn holds_back(&self) -> bool {
+        !self.scan.is_empty()
+    }
+
     /// Handles the end of the answer.
     pub fn finish(&mut self, out: &mut Out) {
         let held = self.scan.scan.rest();

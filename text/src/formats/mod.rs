@@ -187,6 +187,11 @@ impl Plan {
         self.calls.map_or(Ids::Long, |format| format.ids)
     }
 
+    /// Whether answers may have reasoning that is split off.
+    pub fn has_reasoning(&self) -> bool {
+        self.harmony || self.reasoning.is_some()
+    }
+
     /// Tags of a call, if models leave out the marker before it.
     fn bare_tags(&self) -> Option<&'static Keyed> {
         match self.calls.map(|format| &format.body) {

@@ -28,6 +28,13 @@ pub enum Piece {
     },
 }
 
+impl Piece {
+    /// Whether it belongs to a call.
+    pub fn is_of_call(&self) -> bool {
+        matches!(self, Self::Call { .. } | Self::Arguments { .. } | Self::CallEnd { .. })
+    }
+}
+
 /// Collects pieces, merging adjacent ones of the same kind.
 #[derive(Debug, Default)]
 pub struct Out {

@@ -180,6 +180,31 @@ impl Splitter {
         format.ends.iter().any(|end| begins(end)) || begins(format.section_end)
     }
 
+    /// Whether the next text is reasoning, unless it is a marker or a call.
+    pub fn is_in_reasoning(&self) -> bool {
+        match &self.state {
+            State::Reasoning => true,
+            State::Harmony(harmony) => harmony.is_in_reasoning(),
+            // A call that is none is reasoning, too.
+            State::Call(_, before) => self.thinking && *before == self.out.calls(),
+            State::Content => false,
+        }
+    }
+
+    /// Whether text is held back that may be a marker or a call.
+    pub fn holds_back(&self) -> bool {
+        match &self.state {
+            State::Harmony(harmony) => harmony.holds_back(),
+            State::Call(..) => true,
+            State::Reasoning | State::Content => !self.scan.is_empty(),
+        }
+    }
+
+    /// Whether there can be no more reasoning.
+    pub fn has_reasoned(&self) -> bool {
+        matches!(self.state, State::Content) && (self.thought || !self.fresh)
+    }
+
     /// Whether the answer has had a call so far.
     pub fn has_calls(&self) -> bool {
         self.out.calls() > 0

@@ -8,7 +8,7 @@ mod phases;
 use std::sync::OnceLock;
 
 use skein_node::metrics::{
-    Format, Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, buckets, total_of,
+    Format, Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, buckets, total_of,
 };
 use skein_proto::info::WorkerInfo;
 use skein_proto::totals::Total;
@@ -25,6 +25,7 @@ pub struct Metrics {
     registry: Registry,
     running: IntGauge,
     waiting: IntGauge,
+    waiting_by_reason: IntGaugeVec,
     kv_usage: Gauge,
     kv_blocks: IntGauge,
     free_blocks: IntGauge,
@@ -37,6 +38,10 @@ pub struct Metrics {
     accepted_by_position: IntCounterVec,
     prompt_tokens: IntCounter,
     cached_tokens: IntCounter,
+    prompt_by_source: IntCounterVec,
+    cached_by_source: IntCounterVec,
+    request_computed_tokens: Histogram,
+    request_preemptions: Histogram,
     generation_tokens: IntCounter,
     success: IntCounterVec,
     request_prompt_tokens: Histogram,
@@ -62,6 +67,13 @@ const POSITIONS: [&str; MOST_DRAFTED] = [
     "19", "20", "21", "22", "23", "24", "25", "26", "27", "28", "29", "30",
 ];
 
+/// Values of `source` for prompt tokens: computed, found in the prefix cache.
+const SOURCES: [&str; 2] = ["local_compute", "local_cache_hit"];
+/// Value of `source` for cached prompt tokens: the memory that the model runs in.
+const DEVICE: &str = "device";
+/// Value of `reason` for waiting sequences: a place, blocks or tokens of a step.
+const CAPACITY: &str = "capacity";
+
 /// Values of `outcome`, in the order of [`Counts`](crate::streams::Counts).
 const OUTCOMES: [&str; 4] = ["completed", "errored", "cancelled", "handed_back"];
 
@@ -76,6 +88,11 @@ impl Metrics {
         Self {
             running: r.gauge("vllm:num_requests_running", "Sequences that run."),
             waiting: r.gauge("vllm:num_requests_waiting", "Sequences that wait."),
+            waiting_by_reason: r.gauges(
+                "vllm:num_requests_waiting_by_reason",
+                "Sequences that wait, by what they wait for.",
+                &["reason"],
+            ),
             kv_usage: r.ratio("vllm:kv_cache_usage_perc", "Used part of the KV cache, from 0 to 1."),
             kv_blocks: r.gauge("skein_worker_kv_blocks", "Blocks of the KV cache."),
             free_blocks: r.gauge("skein_worker_free_blocks", "Blocks that a new request could get."),
@@ -97,6 +114,28 @@ impl Metrics {
             prompt_tokens: r.counter("vllm:prompt_tokens_total", "Prompt tokens, cached ones included."),
             cached_tokens: r
                 .counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in the prefix cache."),
+            prompt_by_source: r.counters(
+                "vllm:prompt_tokens_by_source_total",
+                "Prompt tokens by where their keys and values come from.",
+                "source",
+                &SOURCES,
+            ),
+            cached_by_source: r.counters(
+                "vllm:prompt_tokens_cached_by_source_total",
+                "Prompt tokens found in the prefix cache, by the memory that holds it.",
+                "source",
+                &[DEVICE],
+            ),
+            request_computed_tokens: r.histogram(
+                "vllm:request_prefill_kv_computed_tokens",
+                "Prompt tokens of a request that were not found in the prefix cache.",
+                buckets::REQUEST_TOKENS,
+            ),
+            request_preemptions: r.histogram(
+                "vllm:request_num_preemptions",
+                "How often sequences of a request were preempted.",
+                buckets::REQUEST_NUM_PREEMPTIONS,
+            ),
             generation_tokens: r.counter("vllm:generation_tokens_total", "Output tokens."),
             success: r.counters(
                 "vllm:request_success_total",
@@ -189,6 +228,7 @@ impl Metrics {
             &self.inter_token_latency,
             &self.e2e_latency,
             &self.iteration_tokens,
+            &self.request_preemptions,
             &self.step_time,
         ];
         let counters = [&self.preemptions, &self.steps];

@@ -10,7 +10,7 @@ use skein_proto::finish::FinishReason;
 use skein_proto::load::Load;
 
 use super::phases::{Phases, Times};
-use super::{Metrics, OUTCOMES, POSITIONS};
+use super::{CAPACITY, DEVICE, Metrics, OUTCOMES, POSITIONS, SOURCES};
 use crate::scheduler::{NewRequest, Note, RequestEvent, RequestKey};
 use crate::streams::Counts;
 
@@ -133,6 +133,7 @@ impl Observer {
         let metrics = &self.metrics;
         metrics.running.set(load.running.into());
         metrics.waiting.set(load.waiting.into());
+        metrics.waiting_by_reason.with_label_values(&[CAPACITY]).set(load.waiting.into());
         metrics.free_blocks.set(load.free_blocks.into());
         let blocks = metrics.kv_blocks.get() as f64;
         metrics.kv_usage.set(if blocks > 0.0 { 1.0 - f64::from(load.free_blocks) / blocks } else { 0.0 });
@@ -160,6 +161,11 @@ impl Request {
         metrics.prefix_queries.inc_by(self.prompt_tokens.into());
         metrics.prefix_hits.inc_by(cached_tokens.into());
         metrics.cached_tokens.inc_by(cached_tokens.into());
+        let computed = self.prompt_tokens.saturating_sub(cached_tokens);
+        for (source, tokens) in SOURCES.iter().zip([computed, cached_tokens]) {
+            metrics.prompt_by_source.with_label_values(&[source]).inc_by(tokens.into());
+        }
+        metrics.cached_by_source.with_label_values(&[DEVICE]).inc_by(cached_tokens.into());
     }
 
     fn token(&mut self, index: u32, now: Timestamp, metrics: &Metrics) {
@@ -189,6 +195,9 @@ impl Request {
     /// All samples have ended.
     fn end(&self, now: Timestamp, metrics: &Metrics) {
         metrics.e2e_latency.observe(seconds(self.arrived, now));
+        metrics.request_preemptions.observe(self.span.preemptions.into());
+        let computed = self.prompt_tokens.saturating_sub(self.span.cached_tokens);
+        metrics.request_computed_tokens.observe(computed.into());
         if let Some(started) = self.started {
             metrics.inference_time.observe(seconds(started, now));
         }

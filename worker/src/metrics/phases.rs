@@ -14,7 +14,7 @@ pub(super) struct Phases {
     pub cached_tokens: u32,
     chunks: u32,
     prefilled_tokens: u32,
-    preemptions: u32,
+    pub preemptions: u32,
     drafted: u32,
     accepted: u32,
     output_tokens: u32,

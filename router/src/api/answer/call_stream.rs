@@ -41,6 +41,8 @@ pub struct Prompted {
     pub split: Option<Arc<Plan>>,
     /// Token counts up to the latest delta.
     pub usage: Usage,
+    /// The same, of each sample's output.
+    pub usage_of_samples: Vec<Usage>,
     /// Moves between workers up to the latest delta.
     pub journey: Journey,
     /// Log-probabilities of the prompt's tokens; complete once the first delta has arrived.
@@ -61,7 +63,16 @@ impl CallStream {
                 app.start(Draft { tenant: tenant.clone(), ..draft }).await?;
             let at = merged.prompts.len();
             let (usage, journey) = (stream.usage(), stream.journey());
-            merged.prompts.push(Prompted { request, split, usage, journey, prompt_logprobs: Vec::new() });
+            let usage_of_samples = (0..request.n).map(|sample| stream.usage_of_sample(sample)).collect();
+            let prompt_logprobs = Vec::new();
+            merged.prompts.push(Prompted {
+                request,
+                split,
+                usage,
+                usage_of_samples,
+                journey,
+                prompt_logprobs,
+            });
             merged.running.push(advance(at, stream));
         }
         Ok(merged)
@@ -108,13 +119,11 @@ impl CallStream {
     async fn receive(&mut self) -> Option<Result<(usize, TextDelta), Refusal>> {
         if let Some(stream) = &mut self.alone {
             let item = stream.next().await;
-            self.prompts[0].usage = stream.usage();
-            self.prompts[0].journey = stream.journey();
+            self.prompts[0].update(stream, item.as_ref());
             return item.map(|item| item.map(|delta| (0, delta)));
         }
         while let Some((at, stream, item)) = self.running.next().await {
-            self.prompts[at].usage = stream.usage();
-            self.prompts[at].journey = stream.journey();
+            self.prompts[at].update(&stream, item.as_ref());
             match item {
                 None => {}
                 Some(Ok(delta)) => {
@@ -154,7 +163,17 @@ impl CallStream {
             prompt_tokens: sum.prompt_tokens.saturating_add(prompt.usage.prompt_tokens),
             completion_tokens: sum.completion_tokens.saturating_add(prompt.usage.completion_tokens),
             cached_tokens: sum.cached_tokens.saturating_add(prompt.usage.cached_tokens),
+            reasoning_tokens: match (sum.reasoning_tokens, prompt.usage.reasoning_tokens) {
+                (None, None) => None,
+                (sum, more) => Some(sum.unwrap_or(0).saturating_add(more.unwrap_or(0))),
+            },
         })
+    }
+
+    /// Token counts of one sample of a prompt.
+    pub fn usage_of(&self, prompt: usize, sample: usize) -> Usage {
+        let usage = |prompt: &Prompted| prompt.usage_of_samples.get(sample).copied();
+        self.prompts.get(prompt).and_then(usage).unwrap_or_default()
     }
 
     /// Version of the model that a prompt's answer is from; unknown before its first token.
@@ -169,6 +188,19 @@ impl CallStream {
             resume_exact: sum.resume_exact && prompt.journey.resume_exact,
             version: sum.version.or(prompt.journey.version),
         })
+    }
+}
+
+impl Prompted {
+    /// Takes over the counts of `stream`, whose latest item is `item`.
+    fn update(&mut self, stream: &TextStream, item: Option<&Result<TextDelta, Refusal>>) {
+        self.usage = stream.usage();
+        self.journey = stream.journey();
+        if let Some(Ok(delta)) = item
+            && let Some(usage) = self.usage_of_samples.get_mut(delta.sample_index as usize)
+        {
+            *usage = stream.usage_of_sample(delta.sample_index);
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use skein_text::formats::{Ids, Piece, Plan, Splitter};
 
+use crate::metrics::ParserCounts;
 use crate::request::TokenRequest;
 
 /// Splitters of all choices of a call.
@@ -12,13 +13,21 @@ use crate::request::TokenRequest;
 pub struct Choices {
     splitters: Vec<Option<Splitter>>,
     include_reasoning: bool,
+    /// `None` if answers are not searched for calls.
+    counts: Option<ParserCounts>,
 }
 
 impl Choices {
     /// Splitters for `count` choices; without a plan all text is content.
     pub fn new(plan: Option<&Arc<Plan>>, count: usize, include_reasoning: bool) -> Self {
         let splitters = (0..count).map(|_| plan.cloned().map(Splitter::new)).collect();
-        Self { splitters, include_reasoning }
+        Self { splitters, include_reasoning, counts: None }
+    }
+
+    /// Counts what is found, if answers are searched for calls by `plan`.
+    pub fn counted(self, plan: Option<&Arc<Plan>>, counts: impl FnOnce() -> ParserCounts) -> Self {
+        let is_searched = plan.is_some_and(|plan| plan.calls.is_some());
+        Self { counts: is_searched.then(counts), ..self }
     }
 
     /// Feeds text that the client received on an earlier connection and discards its pieces. `control_at`:
@@ -31,17 +40,24 @@ impl Choices {
 
     /// Pieces in the next text of a choice.
     pub fn push(&mut self, choice: usize, text: String, control_at: &[usize]) -> Vec<Piece> {
+        let text_is_empty = text.is_empty();
         let pieces = match self.splitter(choice) {
             Some(splitter) => splitter.push(&text, control_at),
             None if text.is_empty() => Vec::new(),
             None => vec![Piece::Content(text)],
         };
+        if let Some(counts) = self.counts.as_ref().filter(|_| !text_is_empty) {
+            counts.part(pieces.iter().any(Piece::is_of_call));
+        }
         self.shown(pieces)
     }
 
     /// Remaining pieces at the end of a choice.
     pub fn finish(&mut self, choice: usize) -> Vec<Piece> {
         let pieces = self.splitter(choice).map(Splitter::finish).unwrap_or_default();
+        if let Some(counts) = &self.counts {
+            counts.choice(self.has_calls(choice));
+        }
         self.shown(pieces)
     }
 

@@ -111,12 +111,16 @@ impl Gathered {
 
 /// The `usage` object of an answer.
 pub fn usage(usage: Usage) -> Value {
-    json!({
+    let mut object = json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    })
+    });
+    if let Some(reasoning_tokens) = usage.reasoning_tokens {
+        object["completion_tokens_details"] = json!({"reasoning_tokens": reasoning_tokens});
+    }
+    object
 }
 
 /// Adds the `skein` object if the request moved between workers. OpenAI's clients ignore unknown fields.

@@ -75,6 +75,8 @@ impl Message {
 }
 
 impl Output for Message {
+    const API: crate::metrics::ParsedApi = crate::metrics::ParsedApi::Chat;
+
     fn begin(&mut self, usage: Usage) -> Vec<NamedEvent> {
         let object = json!({"type": "message_start", "message": self.whole(usage)});
         vec![NamedEvent { event: "message_start", object }]

@@ -1,5 +1,5 @@
 //! Fields of OpenAI's and vLLM's requests that are not supported. None is dropped silently: a neutral value
-//! is accepted, any other is refused by name.
+//! is accepted, any other is refused by name, or listed as ignored if the answer is right without it.
 
 use serde_json::{Value, json};
 
@@ -19,6 +19,16 @@ const WITHOUT_EFFECT: [&str; 11] = [
     "media_io_kwargs",
     "mm_processor_kwargs",
     "return_mm_kwargs",
+];
+
+/// Fields of vLLM that have no effect here and change no answer: listed as ignored unless their value is
+/// neutral. Remote KV blocks are computed again; extra arguments are for plugins; offsets belong to vLLM's
+/// render endpoints, and its other endpoints ignore them, too; without a template nothing reads documents.
+const IGNORED: [(&str, fn(&Value) -> bool); 4] = [
+    ("kv_transfer_params", is_empty),
+    ("vllm_xargs", is_empty),
+    ("return_token_offsets", is_false),
+    ("documents", is_empty),
 ];
 
 /// A field that is refused unless its value is neutral.
@@ -64,21 +74,28 @@ const UNSERVED: &[Unserved] = &[
     ),
     unserved("early_stopping", is_false, "belongs to beam search, which is not supported"),
     unserved("logits_processors", is_empty, "is not supported: it would run code from the request"),
-    unserved("logprob_token_ids", is_empty, "is not supported yet; request the best ones with top_logprobs"),
-    unserved("repetition_detection", is_empty, LEAVE_OUT),
+    unserved(
+        "logprob_token_ids",
+        is_empty,
+        "is not supported: workers score the drawn token and the likeliest; request these with logprobs",
+    ),
+    unserved(
+        "repetition_detection",
+        is_empty,
+        "is not supported: an answer that repeats itself goes on; bound it with max_tokens and leave the field out",
+    ),
     unserved("watermarking", is_false, LEAVE_OUT),
-    unserved("thinking_token_budget", |value| *value == -1, LEAVE_OUT),
+    unserved(
+        "thinking_token_budget",
+        |value| *value == -1,
+        "is not supported: reasoning is not cut short; bound the whole answer with max_tokens and leave the field out",
+    ),
     unserved("reasoning_effort", |value| value == "none", OF_CHAT),
     unserved("include_reasoning", is_true, OF_CHAT),
     unserved("verbosity", |value| value == "medium", LEAVE_OUT),
     // Prompt formats.
     unserved("suffix", is_empty, "is not supported: no model here fills in the middle; leave it out"),
     unserved("prompt_embeds", never, LEAVE_OUT),
-    unserved(
-        "documents",
-        is_empty,
-        "is not supported yet; if the chat template reads them, send them in chat_template_kwargs",
-    ),
     unserved("chat_template", never, "is not supported: it would run code from the request; leave it out"),
     unserved("audio", never, LEAVE_OUT),
     unserved("modalities", |value| *value == json!(["text"]), LEAVE_OUT),
@@ -86,13 +103,10 @@ const UNSERVED: &[Unserved] = &[
     unserved("web_search_options", never, LEAVE_OUT),
     // Delivery of the answer.
     unserved("stream_interval", |value| *value == 1, "is not supported: tokens are sent as they come"),
-    unserved("return_token_offsets", is_false, LEAVE_OUT),
-    unserved("return_prompt_text", is_false, "is not supported yet; see return_token_ids and /detokenize"),
+    unserved("return_prompt_text", is_false, OF_CHAT),
     unserved("routed_experts_prompt_start", |value| *value == 0, LEAVE_OUT),
     // Internals of vLLM.
-    unserved("kv_transfer_params", is_empty, LEAVE_OUT),
     unserved("ec_transfer_params", is_empty, LEAVE_OUT),
-    unserved("vllm_xargs", is_empty, LEAVE_OUT),
     unserved("lora", never, LEAVE_OUT),
     // Fields of the other API.
     unserved("messages", never, OF_CHAT),
@@ -141,6 +155,11 @@ pub fn take_unserved(fields: &mut Fields) {
     }
     for name in WITHOUT_EFFECT {
         fields.take(name);
+    }
+    for (name, is_neutral) in IGNORED {
+        if fields.take(name).is_some_and(|value| !is_neutral(&value)) {
+            fields.leave(name.to_owned());
+        }
     }
     for Unserved { name, is_neutral, hint } in UNSERVED {
         if let Some(value) = fields.take(name)

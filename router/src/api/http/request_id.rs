@@ -2,8 +2,9 @@
 //! given), else the id in `Last-Event-ID`, else a generated one. A POST with the id of a running stream joins
 //! that stream.
 //!
-//! Every answer has `X-Request-Id`, on Anthropic's paths also `Request-Id`: the client's value, else the id. The header names a trace, which many
-//! calls may share, so it never serves as the id: different calls must not be merged.
+//! Every answer has `X-Request-Id`, on Anthropic's paths also `Request-Id`: the client's value, else the id.
+//! The header names a trace, which many calls may share, so it never serves as the id: different calls must
+//! not be merged.
 
 use axum::extract::Request;
 use axum::middleware::Next;

@@ -1,6 +1,6 @@
-//! KServe v2, `inference.GRPCInferenceService` and its REST paths (`rest`): one text-generation model under the
-//! tensor names of Triton's vLLM backend and TensorRT-LLM's ensemble. `tensors` reads and writes tensors, `call`
-//! makes a draft of a request, `answer` makes tensors of an answer, `model` lists the names.
+//! KServe v2, `inference.GRPCInferenceService` and its REST paths (`rest`): one text-generation model under
+//! the tensor names of Triton's vLLM backend and TensorRT-LLM's ensemble. `tensors` reads and writes tensors,
+//! `call` makes a draft of a request, `answer` makes tensors of an answer, `model` lists the names.
 
 mod answer;
 mod call;

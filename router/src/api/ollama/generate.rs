@@ -18,6 +18,7 @@ use crate::api::answer::single::Single;
 use crate::api::fields::object::Fields;
 use crate::api::http::request_id::RequestId;
 use crate::app::App;
+use crate::metrics::ParsedApi;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 
@@ -59,7 +60,8 @@ async fn answer(
         let reason = if unloads { "unload" } else { "load" };
         return Ok(Json(lines.without_prompt(reason)).into_response());
     }
-    let single = Single::start(app, tenant, draft, thinks).await?;
+    let counts = app.metrics.parsed(ParsedApi::Other, stream);
+    let single = Single::start(app, tenant, draft, thinks, counts).await?;
     let response =
         if stream { streamed(lines, single) } else { Json(lines.whole(single).await?).into_response() };
     Ok(shapes::finish_response(response, id, ignored))

@@ -10,6 +10,7 @@ use skein_node::clock;
 use skein_proto::version::Version;
 use skein_text::formats::Piece;
 use skein_text::formats::tools::ToolUse;
+use skein_text::model_text::ModelText;
 
 use super::error::{OpenAi, OpenAiError};
 use crate::api::answer::call_stream::CallStream;
@@ -27,10 +28,11 @@ use crate::api::http::request_id::RequestId;
 use crate::api::http::sse;
 use crate::app::App;
 use crate::config::RequestLimits;
+use crate::metrics::ParsedApi;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt};
-use crate::text::text_stream::{TextDelta, TextFinish};
+use crate::text::text_stream::{TextDelta, TextFinish, Usage};
 use crate::validate::check_logprobs;
 
 pub async fn create(
@@ -62,8 +64,9 @@ pub fn drafts(fields: Fields, headers: &HeaderMap, id: &str, app: &App) -> Resul
     GenerationCall::parse(fields, headers, id, app).map(|(_, draft)| vec![draft])
 }
 
-/// Takes `messages`, the tools, and the fields that control how the chat template renders them.
-pub fn chat_prompt(fields: &mut Fields) -> (Prompt, ToolUse) {
+/// Takes `messages`, the tools, the documents, and the fields that control how the chat template of `text`
+/// renders them.
+pub fn chat_prompt(fields: &mut Fields, text: &ModelText) -> (Prompt, ToolUse) {
     let messages = match fields.take("messages") {
         Some(Value::Array(messages)) => Ok(messages),
         Some(other) => Err(wrong("messages", "a list of messages", &other)),
@@ -88,6 +91,9 @@ pub fn chat_prompt(fields: &mut Fields) -> (Prompt, ToolUse) {
     if !shown.is_empty() {
         template_kwargs.insert("tools".to_owned(), shown.into());
     }
+    if let Some(documents) = documents(fields, text) {
+        template_kwargs.insert("documents".to_owned(), documents);
+    }
     let prompt = Prompt::Chat {
         messages,
         add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
@@ -95,6 +101,24 @@ pub fn chat_prompt(fields: &mut Fields) -> (Prompt, ToolUse) {
         template_kwargs,
     };
     (prompt, tools)
+}
+
+/// Takes `documents`, which a template for retrieval reads. For another one they are listed as ignored.
+fn documents(fields: &mut Fields, text: &ModelText) -> Option<Value> {
+    let expected = "a list of objects of text";
+    let documents = fields.list("documents", expected).filter(|documents| !documents.is_empty())?;
+    let is_document = |one: &Value| {
+        one.as_object().is_some_and(|document| document.values().all(|value| value.is_string()))
+    };
+    if let Some(other) = documents.iter().find(|one| !is_document(one)) {
+        fields.note(wrong("documents", expected, other));
+        return None;
+    }
+    if !text.chat_template.as_ref().is_some_and(|template| template.reads("documents")) {
+        fields.leave("documents".to_owned());
+        return None;
+    }
+    Some(documents.into())
 }
 
 /// Refuses `continue_final_message` unless the last message is the assistant's.
@@ -115,6 +139,8 @@ struct GenerationCall {
     wants: Wants,
     logprobs: bool,
     prompt_logprobs: bool,
+    /// Whether to show the rendered prompt.
+    prompt_text: bool,
     include_reasoning: bool,
     ignored: Option<HeaderValue>,
 }
@@ -132,16 +158,18 @@ impl GenerationCall {
         let older = fields.i64("max_tokens");
         draft.sampling.max_tokens = fields.i64("max_completion_tokens").or(older);
         draft.sampling.logprobs = logprobs_wanted(&mut fields, &config.limits);
-        (draft.prompt, draft.tools) = chat_prompt(&mut fields);
+        (draft.prompt, draft.tools) = chat_prompt(&mut fields, &app.text);
         let effort = fields.string("reasoning_effort");
         draft.reasoning_effort = effort::readable(&mut fields, &app.text, "reasoning_effort", effort);
         let include_reasoning = fields.optional_bool("include_reasoning").unwrap_or(true);
+        let prompt_text = fields.bool("return_prompt_text");
         take_unserved(&mut fields);
         let call = Self {
             id: draft.request_id.clone().unwrap_or_default(),
             wants,
             logprobs: draft.sampling.logprobs.is_some(),
             prompt_logprobs: draft.sampling.prompt_logprobs.is_some(),
+            prompt_text,
             include_reasoning,
             ignored: fields.finish(config.refuse_unknown_fields)?,
         };
@@ -198,7 +226,18 @@ impl Answer {
                 object.insert("prompt_token_ids".to_owned(), prompt.request.prompt.to_vec().into());
             }
         }
+        self.add_prompt_text(&mut object, &merged)?;
         Ok(object.into())
+    }
+
+    /// Adds the rendered prompt, if requested. It is read from the tokens, so a truncated one is shown as the
+    /// model gets it.
+    fn add_prompt_text(&self, object: &mut Map<String, Value>, merged: &CallStream) -> Result<(), Refusal> {
+        if let Some(prompt) = merged.prompts().first().filter(|_| self.call.prompt_text) {
+            let text = self.app.text.tokenizer.decode(&prompt.request.prompt, false)?;
+            object.insert("prompt_text".to_owned(), text.into());
+        }
+        Ok(())
     }
 
     fn choice_list(&self, merged: &CallStream, gathered: Vec<Gathered>) -> Vec<Value> {
@@ -217,7 +256,9 @@ impl Answer {
     fn split(&self, merged: &CallStream) -> (Choices, CallIds) {
         let prompt = merged.prompts().first();
         let plan = prompt.and_then(|prompt| prompt.split.as_ref());
-        let choices = Choices::new(plan, self.choices(merged), self.call.include_reasoning);
+        let counts = || self.app.metrics.parsed(ParsedApi::Chat, self.call.wants.stream);
+        let choices =
+            Choices::new(plan, self.choices(merged), self.call.include_reasoning).counted(plan, counts);
         let ids = prompt.map_or_else(CallIds::default, |prompt| CallIds::new(&prompt.request, plan));
         (choices, ids)
     }
@@ -256,7 +297,7 @@ impl Answer {
         async_stream::try_stream! {
             for index in 0..self.choices(&merged) {
                 if !outgoing.has_begun(index) {
-                    let object = self.opening(index, &merged);
+                    let object = self.opening(index, &merged)?;
                     yield outgoing.event(index, false, object);
                 }
             }
@@ -270,12 +311,12 @@ impl Answer {
                 if let (Some(chunks), [Piece::Content(text)]) = (&text_chunks, &pieces[..]) {
                     yield outgoing.event(index, false, chunks.chunk(index, text));
                 } else if let Some(choice) = self.content(&delta, chat_delta(pieces, index, &ids)) {
-                    yield outgoing.event(index, false, self.chunk(choice, &merged));
+                    yield outgoing.event(index, false, self.chunk(choice, merged.usage_of(at, index)));
                 }
                 if delta.finish.is_some() {
                     // The held-back text goes out with the finish, so the client has both or neither.
                     let rest = chat_delta(split.finish(index), index, &ids);
-                    let mut object = self.chunk(end(&delta, rest, split.has_calls(index)), &merged);
+                    let mut object = self.chunk(end(&delta, rest, split.has_calls(index)), merged.usage_of(at, index));
                     shapes::add_receipt(&mut object, merged.journey());
                     yield outgoing.event(index, true, object);
                 }
@@ -290,18 +331,21 @@ impl Answer {
     }
 
     /// The first chunk of a choice: the role, no content.
-    fn opening(&self, index: usize, merged: &CallStream) -> Value {
+    fn opening(&self, index: usize, merged: &CallStream) -> Result<Value, Refusal> {
         let choice = json!({
             "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null,
             "finish_reason": null,
         });
-        let mut object = self.chunk(choice, merged);
+        let usage = merged.usage_of(0, index);
+        let reasoning_tokens = usage.reasoning_tokens.map(|_| 0);
+        let mut object = self.chunk(choice, Usage { completion_tokens: 0, reasoning_tokens, ..usage });
         if let (true, Some(prompt)) =
             (self.call.wants.return_token_ids && index == 0, merged.prompts().first())
         {
             object.insert("prompt_token_ids".to_owned(), prompt.request.prompt.to_vec().into());
         }
-        object.into()
+        self.add_prompt_text(&mut object, merged)?;
+        Ok(object.into())
     }
 
     /// Fast writer for chunks that carry only text; its output equals that of `content`.
@@ -332,10 +376,11 @@ impl Answer {
         Some(choice)
     }
 
-    fn chunk(&self, choice: Value, merged: &CallStream) -> Map<String, Value> {
+    /// A chunk with a choice, of whose output `usage` counts the tokens.
+    fn chunk(&self, choice: Value, usage: Usage) -> Map<String, Value> {
         let mut object = self.heading.object(vec![choice]);
         if self.call.wants.continuous_usage {
-            object.insert("usage".to_owned(), shapes::usage(merged.usage()));
+            object.insert("usage".to_owned(), shapes::usage(usage));
         } else if self.call.wants.include_usage {
             object.insert("usage".to_owned(), Value::Null);
         }

@@ -29,7 +29,7 @@ use crate::config::RouterConfig;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt, TokenRequest};
-use crate::text::text_stream::TextDelta;
+use crate::text::text_stream::{TextDelta, Usage};
 
 pub async fn create(
     State(app): State<App>,
@@ -256,7 +256,7 @@ impl Answer {
             choices.push(self.choice(index, delta, &merged)?);
         }
         let mut object = self.heading.object(choices);
-        object.insert("usage".to_owned(), self.usage(&merged));
+        object.insert("usage".to_owned(), self.usage(merged.usage()));
         shapes::add_receipt(&mut object, merged.journey());
         Ok(object.into())
     }
@@ -288,7 +288,7 @@ impl Answer {
                     continue;
                 }
                 let choice = self.choice(index, delta, &merged)?;
-                let mut object = self.chunk(choice, &merged);
+                let mut object = self.chunk(choice, merged.usage_of(at, index - at * self.n));
                 if finished {
                     shapes::add_receipt(&mut object, merged.journey());
                 }
@@ -296,7 +296,7 @@ impl Answer {
             }
             if self.call.wants.include_usage && !outgoing.has_usage() {
                 let mut object = self.heading.object(Vec::new());
-                object.insert("usage".to_owned(), self.usage(&merged));
+                object.insert("usage".to_owned(), self.usage(merged.usage()));
                 shapes::add_receipt(&mut object, merged.journey());
                 yield outgoing.usage(object.into());
             }
@@ -313,10 +313,11 @@ impl Answer {
         is_plain.then(chunks)
     }
 
-    fn chunk(&self, choice: Value, merged: &CallStream) -> Map<String, Value> {
+    /// A chunk with a choice, of whose output `usage` counts the tokens.
+    fn chunk(&self, choice: Value, usage: Usage) -> Map<String, Value> {
         let mut object = self.heading.object(vec![choice]);
         if self.call.wants.continuous_usage {
-            object.insert("usage".to_owned(), self.usage(merged));
+            object.insert("usage".to_owned(), self.usage(usage));
         } else if self.call.wants.include_usage {
             object.insert("usage".to_owned(), Value::Null);
         }
@@ -394,8 +395,7 @@ impl Answer {
         }
     }
 
-    fn usage(&self, merged: &CallStream) -> Value {
-        let mut usage = merged.usage();
+    fn usage(&self, mut usage: Usage) -> Value {
         if self.call.drop_output {
             usage.completion_tokens = 0;
         }

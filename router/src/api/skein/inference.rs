@@ -13,6 +13,7 @@ use super::convert;
 use crate::api::answer::choices::{CallIds, Choices};
 use crate::api::grpc::status::status;
 use crate::app::{App, work_bytes};
+use crate::metrics::ParsedApi;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt};
@@ -95,7 +96,9 @@ impl InferenceService {
         let started = self.app.start(Draft { tenant, ..convert::draft(request, timeout)? }).await?;
         let plan = started.split.as_ref();
         // Without known formats there is only text, which every response carries.
-        let split = plan.map(|plan| Choices::new(Some(plan), started.request.n as usize, true));
+        let counts = || self.app.metrics.parsed(ParsedApi::Other, true);
+        let samples = started.request.n as usize;
+        let split = plan.map(|plan| Choices::new(Some(plan), samples, true).counted(Some(plan), counts));
         let ids = CallIds::new(&started.request, plan);
         let id = started.request.id.clone();
         let shown = Shown { app: self.app.clone(), id, return_token_ids, split, ids };

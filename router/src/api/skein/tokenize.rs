@@ -23,7 +23,7 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<V
     let prompt = match fields.take("prompt") {
         Some(Value::String(text)) => Prompt::Text(text),
         Some(other) => return Err(wrong("prompt", "a string", &other).into()),
-        None => chat_prompt(&mut fields).0,
+        None => chat_prompt(&mut fields, &app.text).0,
     };
     let add_special_tokens = fields.optional_bool("add_special_tokens");
     take_unserved(&mut fields);

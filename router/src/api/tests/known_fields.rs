@@ -26,6 +26,9 @@ const WITHOUT_EFFECT: &str = "guided_decoding_backend media_io_kwargs metadata m
     prompt_cache_key \
     prompt_cache_retention return_mm_kwargs safety_identifier service_tier session_id store user";
 
+/// Fields that change no answer here and are named in the header.
+const LISTED: &str = "documents kv_transfer_params return_token_offsets vllm_xargs";
+
 fn plain(path: &str) -> Value {
     if path == CHAT { chat(json!({})) } else { json!({"prompt": "a"}) }
 }
@@ -39,11 +42,13 @@ async fn a_known_field_is_never_silently_ignored() {
             let mut body = plain(path);
             body[name] = json!([{"no": "such"}]);
             let answer = send(&testing::app(says("x")), post_bytes(path, body.to_string())).await;
-            let expected = if without_effect.contains(&name) { 200 } else { 400 };
+            let is_listed = LISTED.split_whitespace().any(|listed| listed == name);
+            let expected = if is_listed || without_effect.contains(&name) { 200 } else { 400 };
             let expected =
                 if name == "model" || name == "messages" && path == CHAT { answer.status } else { expected };
             assert_eq!(answer.status, expected, "{path} {name}: {}", answer.body);
-            assert_eq!(answer.header("x-ignored-params"), "", "{path} {name}");
+            let listed = if is_listed { name } else { "" };
+            assert_eq!(answer.header("x-ignored-params"), listed, "{path} {name}");
             if answer.status == 400 {
                 let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
                 assert!(message.contains(name), "{path} {name}: {message}");
@@ -58,6 +63,7 @@ async fn values_that_change_nothing_are_taken() {
         "use_beam_search": false, "length_penalty": 1.0, "modalities": ["text"], "reasoning_effort": "none",
         "include_reasoning": true, "suffix": "", "stream_interval": 1, "thinking_token_budget": -1, "vllm_xargs": {},
         "logprob_token_ids": null, "verbosity": "medium", "allowed_token_ids": null, "truncate_prompt_tokens": null,
+        "kv_transfer_params": {}, "return_token_offsets": false, "documents": [], "return_prompt_text": false,
         "best_of": 1, "return_tokens_as_token_ids": false, "zig": 1});
     for path in [CHAT, COMPLETIONS] {
         let mut body = plain(path);
@@ -77,6 +83,74 @@ async fn unknown_fields_are_refused_where_the_operator_says_so() {
     let answer = ask(json!({"prompt": "a", "zig": 1, "stream": true, "stream_options": {"zag": true}})).await;
     assert_eq!((answer.status, &answer.json()["error"]["message"]), (400, &json!(message)));
     assert_eq!(ask(json!({"prompt": "a", "user": "u"})).await.status, 200);
+}
+
+#[tokio::test]
+async fn fields_of_vllm_that_have_no_effect_are_refused_where_the_operator_says_so() {
+    let mut config = testing::config();
+    config.refuse_unknown_fields = true;
+    let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), config);
+    let fields = [
+        ("vllm_xargs", json!({"a": 1})),
+        ("kv_transfer_params", json!({"do_remote_decode": true})),
+        ("return_token_offsets", json!(true)),
+        ("documents", json!([{"title": "a", "text": "b"}])),
+    ];
+    for (name, value) in fields {
+        let body = chat(json!({name: value}));
+        let answer = send(&app, post_bytes(CHAT, body.to_string())).await;
+        assert_eq!((answer.status, answer.body.contains(name)), (400, true), "{}", answer.body);
+        let answer = post(says("x"), CHAT, body).await;
+        assert_eq!((answer.status, answer.header("x-ignored-params")), (200, name), "{}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn fields_without_which_an_answer_would_be_wrong_say_what_to_do() {
+    for (field, hint) in [
+        (json!({"thinking_token_budget": 5}), "bound the whole answer with max_tokens"),
+        (json!({"logprobs": true, "logprob_token_ids": [5]}), "request these with logprobs"),
+        (json!({"repetition_detection": {"max_pattern_size": 3}}), "bound it with max_tokens"),
+    ] {
+        let answer = post(says("x"), CHAT, chat(field)).await;
+        assert_eq!((answer.status, answer.body.contains(hint)), (400, true), "{}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn the_rendered_prompt_is_shown_where_the_client_asks_for_it() {
+    let ask = async |stream: bool| {
+        post(says("x"), CHAT, chat(json!({"return_prompt_text": true, "n": 1, "stream": stream}))).await
+    };
+    let plain = post(says("x"), CHAT, chat(json!({"return_token_ids": true}))).await.json();
+    assert!(plain.get("prompt_text").is_none());
+    let tokens: Vec<u32> = serde_json::from_value(plain["prompt_token_ids"].clone()).unwrap();
+    let text = testing::model_text().tokenizer.decode(&tokens, false).unwrap();
+    assert!(text.contains("<|user|>hi"), "{text}");
+    assert_eq!(ask(false).await.json()["prompt_text"], text);
+    let events = ask(true).await.events();
+    let shown = |event: &String| serde_json::from_str::<Value>(event).ok()?.get("prompt_text").cloned();
+    assert_eq!(events.iter().filter_map(shown).collect::<Vec<_>>(), [json!(text)], "only the first chunk");
+}
+
+#[tokio::test]
+async fn documents_reach_a_template_that_reads_them() {
+    const TEMPLATE: &str = "{% for d in documents or [] %}[{{ d.title }}: {{ d.text }}]{% endfor %}\
+        {% for m in messages %}{{ m.content }}{% endfor %}";
+    let text = Arc::new(testing::model_text_with(&Value::Null, Some(TEMPLATE)));
+    let script = Arc::new(says("x"));
+    let app = App::new(text.clone(), script.clone(), testing::config());
+    let ask = async |documents: Value| {
+        send(&app, post_bytes(CHAT, chat(json!({"documents": documents})).to_string())).await
+    };
+    let answer = ask(json!([{"title": "a", "text": "b"}])).await;
+    assert_eq!((answer.status, answer.header("x-ignored-params")), (200, ""), "{}", answer.body);
+    let prompt = script.requests.lock().unwrap()[0].prompt.to_vec();
+    assert_eq!(text.tokenizer.decode(&prompt, true).unwrap(), "[a: b]hi");
+    for wrong in [json!({"title": "a"}), json!(["a"]), json!([{"title": 1}])] {
+        let answer = ask(wrong).await;
+        assert_eq!((answer.status, answer.body.contains("a list of objects of text")), (400, true));
+    }
 }
 
 #[tokio::test]

@@ -39,6 +39,16 @@ async fn a_finished_answer_counts_its_tokens_and_its_end() {
         ("vllm:request_success_total", "finished_reason=\"stop\",model_name=\"test\",engine=\"0\"", 1.0),
         ("vllm:prompt_tokens_total", "", 3.0), // with <|bos|>
         ("vllm:prefix_cache_hits_total", "", 1.0),
+        ("vllm:prompt_tokens_by_source_total", "source=\"local_compute\"", 2.0),
+        ("vllm:prompt_tokens_by_source_total", "source=\"local_cache_hit\"", 1.0),
+        ("vllm:prompt_tokens_cached_by_source_total", "source=\"device\"", 1.0),
+        ("vllm:request_prefill_kv_computed_tokens_sum", "", 2.0),
+        ("vllm:request_max_num_generation_tokens_sum", "", 5.0),
+        ("vllm:request_params_n_bucket", "le=\"1\"", 1.0),
+        ("vllm:request_params_max_tokens_sum", "", 9.0),
+        ("vllm:num_requests_waiting_by_reason", "reason=\"capacity\"", 0.0),
+        ("vllm:admission_rejections_total", "reason=\"max_num_queued_reqs\"", 3.0),
+        ("vllm:admission_rejections_total", "reason=\"max_num_queued_tokens\"", 4.0),
         ("vllm:generation_tokens_total", "", 5.0),
         ("vllm:time_to_first_token_seconds_count", "", 1.0),
         ("vllm:e2e_request_latency_seconds_count", "", 1.0),
@@ -100,4 +110,26 @@ async fn a_stop_string_ends_a_sample_with_stop() {
     assert_eq!(value(&text, "vllm:request_success_total", "finished_reason=\"stop\""), 1.0);
     assert_eq!(value(&text, "vllm:request_success_total", "finished_reason=\"abort\""), 0.0);
     assert_eq!(value(&text, "skein_request_outcomes_total", "outcome=\"completed\""), 1.0);
+}
+
+#[tokio::test]
+async fn what_the_tool_parser_finds_is_counted() {
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+    let text = "So.<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+    let (app, _) = tools::app(text, 1000);
+    let ask = async |extra: Value| {
+        let mut body = chat(extra);
+        body["tools"] = json!([tool]);
+        assert_eq!(send(&app, post_bytes(CHAT, body.to_string())).await.status, 200);
+    };
+    ask(json!({})).await;
+    ask(json!({"stream": true})).await;
+    ask(json!({"tool_choice": "none"})).await;
+    let text = scrape(&app).await;
+    let count = |labels: &str| value(&text, "vllm:tool_call_parser_invocations_total", labels);
+    for mode in ["non_streaming", "streaming"] {
+        let labels = format!("mode=\"{mode}\",outcome=\"tool_call\",request_type=\"chat_completions\"");
+        assert_eq!(count(&labels), 1.0, "{mode}");
+    }
+    assert!(!text.contains("request_type=\"responses\""), "{text}");
 }

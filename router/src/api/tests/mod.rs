@@ -14,6 +14,7 @@ mod resume;
 mod scores;
 mod service;
 mod tools;
+mod usage;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -56,6 +56,12 @@ async fn a_scrape_tells_the_phases_of_requests() {
         ("vllm:request_generation_tokens_sum", "", 10.0),
         ("vllm:cache_config_info", "block_size=\"16\",num_gpu_blocks=\"64\"", 1.0),
         ("vllm:num_preemptions_total", "", 0.0),
+        ("vllm:num_requests_waiting_by_reason", "reason=\"capacity\"", 0.0),
+        ("vllm:prompt_tokens_by_source_total", "source=\"local_compute\"", 48.0),
+        ("vllm:prompt_tokens_by_source_total", "source=\"local_cache_hit\"", 32.0),
+        ("vllm:prompt_tokens_cached_by_source_total", "source=\"device\"", 32.0),
+        ("vllm:request_prefill_kv_computed_tokens_sum", "", 48.0),
+        ("vllm:request_num_preemptions_count", "", 2.0),
         ("skein_worker_request_outcomes_total", "outcome=\"completed\"", 2.0),
     ] {
         assert_eq!(value(&text, name, labels), expected, "{name} {labels}: {text}");

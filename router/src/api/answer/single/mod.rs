@@ -10,6 +10,7 @@ use skein_text::formats::Piece;
 use super::call_stream::CallStream;
 use super::choices::{CallIds, Choices};
 use crate::app::App;
+use crate::metrics::ParserCounts;
 use crate::refusal::Refusal;
 use crate::request::Draft;
 use crate::request::tenant::Tenant;
@@ -40,11 +41,13 @@ impl Single {
         tenant: &Tenant,
         draft: Draft,
         include_reasoning: bool,
+        counts: ParserCounts,
     ) -> Result<Self, Refusal> {
         let mut merged = CallStream::start(app, tenant, vec![draft]).await?;
         merged.wait_for_first().await?;
         let prompt = merged.prompts().first().ok_or(Refusal::Internal)?;
-        let split = Choices::new(prompt.split.as_ref(), 1, include_reasoning);
+        let plan = prompt.split.as_ref();
+        let split = Choices::new(plan, 1, include_reasoning).counted(plan, || counts);
         let ids = CallIds::new(&prompt.request, prompt.split.as_ref());
         Ok(Self { merged, split, ids })
     }

@@ -10,6 +10,7 @@ use super::{Part, Single};
 use crate::api::answer::shapes;
 use crate::api::http::sse::{self, NamedEvent};
 use crate::app::App;
+use crate::metrics::ParsedApi;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::text::text_stream::Usage;
@@ -17,6 +18,8 @@ use crate::text::text_stream::Usage;
 /// An answer in the format of one API. The same code writes it whole and as events, so that the events add up
 /// to the whole answer.
 pub trait Output: Send + 'static {
+    /// The API, for metrics.
+    const API: ParsedApi;
     /// Events before the first part.
     fn begin(&mut self, usage: Usage) -> Vec<NamedEvent>;
     /// Events of a part.
@@ -33,16 +36,17 @@ pub trait Output: Send + 'static {
 ///
 /// # Errors
 /// If the request is refused before its first token, or at any time if the answer is not streamed.
-pub async fn answer(
+pub async fn answer<O: Output>(
     app: &App,
     tenant: &Tenant,
     request: SingleRequest,
     include_reasoning: bool,
-    output: impl Output,
+    output: O,
 ) -> Result<Response, Refusal> {
     let SingleRequest { draft, stream, ignored } = request;
     let id = draft.request_id.clone().unwrap_or_default();
-    let single = Single::start(app, tenant, draft, include_reasoning).await?;
+    let counts = app.metrics.parsed(O::API, stream);
+    let single = Single::start(app, tenant, draft, include_reasoning, counts).await?;
     let response = if stream {
         sse::named(events(single, output)).into_response()
     } else {

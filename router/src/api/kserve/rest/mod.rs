@@ -1,6 +1,6 @@
 //! KServe v2 over HTTP: the protocol's REST paths, with Triton's extensions for binary tensors, generation,
-//! configuration and the list of models. A body becomes the message that the gRPC service takes, and an answer
-//! is written from the message that it returns, so that one place knows the tensors.
+//! configuration and the list of models. A body becomes the message that the gRPC service takes, and an
+//! answer is written from the message that it returns, so that one place knows the tensors.
 
 mod body;
 pub mod error;

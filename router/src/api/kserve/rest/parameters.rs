@@ -63,10 +63,12 @@ pub fn push(request: &mut ModelInferRequest, tensor: InferInputTensor, raw: Byte
 /// What the tensor takes instead.
 pub fn encode(encoder: &mut Encoder, data: Field, depth: usize) -> Result<(), String> {
     match data {
+        Field::Integers(_) | Field::List(_) if depth == 0 => {
+            Err(format!("has data of more than {MAX_DATA_DEPTH} nested lists"))
+        }
         Field::Integers(integers) => {
             integers.into_iter().try_for_each(|integer| encoder.push(&integer.into()))
         }
-        Field::List(_) if depth == 0 => Err(format!("has data of more than {MAX_DATA_DEPTH} nested lists")),
         Field::List(items) => items.into_iter().try_for_each(|item| encode(encoder, item, depth - 1)),
         Field::Other(value) => encoder.push(&value),
     }

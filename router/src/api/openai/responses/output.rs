@@ -15,6 +15,7 @@ use crate::api::answer::single::output::Output;
 use crate::api::answer::single::{Part, Single};
 use crate::api::http::sse::NamedEvent;
 use crate::api::openai::error::error_object;
+use crate::metrics::ParsedApi;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{TextFinish, Usage};
 
@@ -241,6 +242,8 @@ impl Items {
 }
 
 impl Output for Items {
+    const API: ParsedApi = ParsedApi::Responses;
+
     fn begin(&mut self, _: Usage) -> Vec<NamedEvent> {
         let response = self.object("in_progress", Value::Null);
         ["response.created", "response.in_progress"]
@@ -333,7 +336,7 @@ fn usage_object(usage: Usage) -> Value {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens.unwrap_or(0)},
         "total_tokens": u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
     })
 }
