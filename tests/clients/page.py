@@ -18,6 +18,7 @@ sys.path.append(str(ROOT / "tests/conformance"))
 import running
 PAGE = ROOT / "docs/src/clients.md"
 KEY = "a-key-of-the-test"
+SERVE = ("--api-key", KEY, "--no-structured-outputs-additional-properties")  # See Instructor on the page.
 TOOLS = "Trying tools"  # Its commands start servers of their own.
 BLOCK = re.compile(r"^(#{2,3}) (.+?)$|^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LIMIT_S = 600

@@ -18,7 +18,7 @@ HERE = [client for client in page.CLIENTS if client.environment in ("conformance
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    running = Cluster("--api-key", page.KEY, log=tmp_path_factory.mktemp("server") / "log")
+    running = Cluster(*page.SERVE, log=tmp_path_factory.mktemp("server") / "log")
     yield running
     running.end()
 

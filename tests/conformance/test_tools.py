@@ -203,9 +203,14 @@ def test_ollamas_client_offers_tools_and_hands_results_back(server):
     assert whole.prompt_eval_count > unasked.prompt_eval_count + 20, "tools, call and result are in the prompt"
 
 
-def test_ollamas_client_gets_calls_whole_and_streamed(server):
-    """Its API has no `tool_choice`, but with `format` and tools an answer is calls or text of the format."""
-    client = ollama.Client(host=f"http://{server.address}")
+def test_ollamas_client_gets_calls_whole_and_streamed(start_cluster):
+    """Its API has no `tool_choice`, but with `format` and tools an answer is calls or text of the format.
+
+    The client does not send `additionalProperties`, so the server closes the objects.
+    """
+    cluster = start_cluster("--workers", "1", "--chat-template", str(TEMPLATE), "--no-structured-outputs-additional-properties",
+                            "--no-structured-outputs-whitespace")
+    client = ollama.Client(host=f"http://{cluster.address}")
     kinds = set()
     for seed in range(8):
         asked = dict(model=MODEL, messages=USER, tools=[TOOL], think=False, format={"enum": ["glad", "sad"]},
@@ -215,10 +220,10 @@ def test_ollamas_client_gets_calls_whole_and_streamed(server):
         calls = [call for part in parts for call in part.message.tool_calls or []]
         assert calls == list(whole.message.tool_calls or []) and parts[-1].done_reason == whole.done_reason
         assert "".join(part.message.content or "" for part in parts) == (whole.message.content or "")
-        # The client does not send `additionalProperties`, so arguments may have other names, too.
         for call in calls if whole.done_reason == "stop" else calls[:-1]:
             kinds.add(call.function.name)
             assert call.function.arguments["city"] in ("Rome", "Oslo")
+            assert set(call.function.arguments) <= {"city", "days"}
     assert kinds == {"get_weather"}
 
 
