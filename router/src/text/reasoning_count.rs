@@ -65,7 +65,15 @@ mod tests {
 
     fn plan(parser: &str, opening: Opening) -> Plan {
         let Formats { reasoning, harmony, .. } = Formats::default().with(None, Some(parser)).unwrap();
-        Plan { calls: None, reasoning, opening, harmony, held: false, functions: Arc::new([]) }
+        Plan {
+            calls: None,
+            reasoning,
+            opening,
+            harmony,
+            token_markers: Arc::new([]),
+            held: false,
+            functions: Arc::new([]),
+        }
     }
 
     #[test]
