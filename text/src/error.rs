@@ -66,9 +66,9 @@ pub enum TextError {
     Parser(#[from] UnknownParser),
     /// The system starts no thread for the chat template.
     #[error(
-        "cannot start a thread for the chat template: {0}; its stack takes {} MiB of address space, of which little is \
+        "cannot start a thread for the chat template: {0}; its stack takes {mib} MiB of address space, of which little is \
          used: raise the limits of memory (`ulimit -v`) and of processes",
-        STACK_BYTES / (1024 * 1024)
+        mib = STACK_BYTES / (1024 * 1024)
     )]
     NoThread(std::io::Error),
     /// The chat template does not compile.

@@ -122,13 +122,30 @@ impl<'a> Reading<'a> {
         while LISTS.contains(&name) && self.repeated.contains(name) && value.is_none() {
             let Some(next) = self.rest.pop_front_if(|word| !is_flag(word)) else { return };
             let is_last = self.rest.front().is_none_or(|word| is_flag(word));
-            let others = self.rest.iter().any(|word| !is_flag(word));
-            if is_last && !self.has_model && (self.is_model)(next) && !others {
+            if is_last && !self.has_model && (self.is_model)(next) && !self.has_more_words() {
                 self.rest.push_front(next);
                 return;
             }
             self.push(name, next);
         }
+    }
+
+    /// Whether the rest has a word that is no flag and no flag's value.
+    fn has_more_words(&self) -> bool {
+        let mut words = self.rest.iter().copied().peekable();
+        while let Some(word) = words.next() {
+            if !is_flag(word) {
+                return true;
+            }
+            let name = word.trim_start_matches("--").replace('_', "-");
+            let takes_value = self.known.get(&name).copied();
+            let takes_value =
+                takes_value.unwrap_or_else(|| find(&name).is_some_and(|row| row.takes != Takes::Nothing));
+            if takes_value && !word.contains('=') {
+                words.next_if(|word| is_value(word));
+            }
+        }
+        false
     }
 
     fn push(&mut self, name: &str, value: &str) {

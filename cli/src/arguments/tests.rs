@@ -80,6 +80,12 @@ fn flags_that_mean_the_same_are_passed_on() {
     check("serve --served-model-name a b DIR", "serve --served-model-name=a --served-model-name=b DIR");
     check("serve DIR --served-model-name a DIR", "serve DIR --served-model-name=a --served-model-name=DIR");
     check("serve --api-key a b --port 1", "serve --api-key=a --api-key=b --port=1");
+    check("serve --api-key a DIR --port 1", "serve --api-key=a DIR --port=1");
+    check("serve --api-key a DIR --port 1 DIR", "serve --api-key=a --api-key=DIR --port=1 DIR");
+    check(
+        "serve --served-model-name a DIR --max_model_len 8",
+        "serve --served-model-name=a DIR --max-model-len=8",
+    );
     check("run --url u --api-key a hello", "run --url=u --api-key=a hello");
     check(r#"serve --speculative-config={"method":"ngram"}"#, "serve --speculate=ngram");
     check("serve --speculative-config.method suffix", "serve --speculate=suffix");

@@ -89,8 +89,9 @@ impl Formats {
         let shows = |one: &&Reasoning| source.contains(one.close);
         let answers = |one: &&Reasoning| one.answer_open.iter().any(|open| source.contains(open));
         let with_answer = REASONING.iter().filter(shows).find(answers);
-        let reasoning =
-            with_answer.or_else(|| REASONING.iter().find(|one| shows(one) && !one.names.is_empty()));
+        // Answers between marks are for templates that show the marks.
+        let is_plain = |one: &&Reasoning| one.answer_open.is_empty() && !one.names.is_empty();
+        let reasoning = with_answer.or_else(|| REASONING.iter().filter(shows).find(is_plain));
         Self { calls, reasoning, harmony: is_harmony(calls) }
     }
 

@@ -83,7 +83,7 @@ impl Harmony {
 
     /// Whether text is held back that may be a marker.
     pub fn holds_back(&self) -> bool {
-        !self.scan.is_empty()
+        !self.scan.scan.is_empty()
     }
 
     /// Handles the end of the answer.

@@ -12,8 +12,8 @@ use crate::api::fields::tools::{self, Chosen, Offered, function_of, offered};
 use crate::app::App;
 use crate::refusal::Refusal;
 
-/// Reads the fields of a body; `only_counted` for count_tokens. Also returns whether the answer includes its
-/// reasoning.
+/// Reads the fields of a body; `only_counted` for count_tokens. Also returns how much of its reasoning the
+/// answer shows.
 ///
 /// # Errors
 /// If the body has faults; one refusal lists all of them.
@@ -23,7 +23,7 @@ pub fn parse(
     id: &str,
     app: &App,
     only_counted: bool,
-) -> Result<(SingleRequest, bool), Refusal> {
+) -> Result<(SingleRequest, Reasoning), Refusal> {
     let config = &app.config;
     let effort = output_config(&mut fields);
     if let Some(stop) = fields.take("stop_sequences") {

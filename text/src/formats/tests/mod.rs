@@ -363,7 +363,8 @@ fn templates_tell_the_formats() {
     assert_eq!(name("[TOOL_CALLS] [ARGS]"), Some("mistral_v11"));
     assert_eq!(name("<|python_tag|>"), Some("llama3_json"));
     assert_eq!(name("hello"), None);
-    assert!(Formats::of_template("{% if x %}</think>{% endif %}").reasoning.is_some());
+    let plain = Formats::of_template("{% if x %}</think>{% endif %}").reasoning.unwrap();
+    assert!(plain.answer_open.is_empty() && plain.names.contains(&"qwen3"), "{:?}", plain.names);
     let unknown = Formats::default().with(Some("best"), None).unwrap_err().to_string();
     assert!(unknown.starts_with("`best` is not a known parser; use one of: hermes, "), "{unknown}");
     let newer = Formats::of_template("[TOOL_CALLS] [ARGS]").with(Some("mistral"), None).unwrap();
