@@ -21,10 +21,13 @@ const WITHOUT_EFFECT: [&str; 11] = [
     "return_mm_kwargs",
 ];
 
+/// Whether a value asks for nothing.
+type IsNeutral = fn(&Value) -> bool;
+
 /// Fields of vLLM that have no effect here and change no answer: listed as ignored unless their value is
 /// neutral. Remote KV blocks are computed again; extra arguments are for plugins; offsets belong to vLLM's
 /// render endpoints, and its other endpoints ignore them, too; without a template nothing reads documents.
-const IGNORED: [(&str, fn(&Value) -> bool); 4] = [
+const IGNORED: [(&str, IsNeutral); 4] = [
     ("kv_transfer_params", is_empty),
     ("vllm_xargs", is_empty),
     ("return_token_offsets", is_false),
@@ -34,12 +37,12 @@ const IGNORED: [(&str, fn(&Value) -> bool); 4] = [
 /// A field that is refused unless its value is neutral.
 struct Unserved {
     name: &'static str,
-    is_neutral: fn(&Value) -> bool,
+    is_neutral: IsNeutral,
     /// Rest of the message: the reason and what to do.
     hint: &'static str,
 }
 
-const fn unserved(name: &'static str, is_neutral: fn(&Value) -> bool, hint: &'static str) -> Unserved {
+const fn unserved(name: &'static str, is_neutral: IsNeutral, hint: &'static str) -> Unserved {
     Unserved { name, is_neutral, hint }
 }
 
