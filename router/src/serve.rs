@@ -275,7 +275,8 @@ mod tests {
     #[tokio::test]
     async fn a_stream_that_outlasts_the_drain_is_cut_as_in_a_crash() {
         let server = start(endless(), Duration::from_millis(200)).await;
-        let mut client = send(server.address, &post(r#"{"prompt": "a", "stream": true}"#)).await;
+        let named = r#"{"prompt": "a", "stream": true, "request_id": "mine"}"#;
+        let mut client = send(server.address, &post(named)).await;
         let mut idle = send(server.address, "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert!(read_until(&mut idle, "ok").await.starts_with("HTTP/1.1 200"));
         read_until(&mut client, "\"text\":\"a\"").await;

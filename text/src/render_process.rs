@@ -365,8 +365,8 @@ mod tests {
             assert_eq!(refusal.param(), Some("messages"));
             assert!(refusal.to_string().contains(expected), "{refusal}");
         };
-        check("exit 1", 10_000, "exhausts its memory or stack");
-        check("kill -ABRT $$", 10_000, "exhausts its memory or stack");
+        check("head -c 9 >/dev/null; exit 1", 10_000, "exhausts its memory or stack");
+        check("head -c 9 >/dev/null; kill -ABRT $$", 10_000, "exhausts its memory or stack");
         check("head -c 9 >/dev/null; printf '\\0'", 10_000, "exhausts its memory or stack");
         check("exec sleep 600", 50, "takes over 0.05 s");
         check("head -c 9 >/dev/null; printf '\\0\\3\\0\\0\\0ab'; exec sleep 600", 50, "takes over 0.05 s");
@@ -379,7 +379,7 @@ mod tests {
         };
         check(shell("exit 3", Duration::from_secs(10)));
         check(shell("kill -ABRT $$", Duration::from_secs(10)));
-        check(loaded("kill -9 $$", Duration::from_secs(10)));
+        check(loaded("head -c 9 >/dev/null; kill -9 $$", Duration::from_secs(10)));
     }
 
     #[test]

@@ -135,6 +135,8 @@ fn wants(chat: bool, extra: &[(&str, Value)]) -> (&'static str, Value) {
         (COMPLETIONS, json!({"prompt": "hé"}))
     };
     body["stream"] = json!(true);
+    // Only a client that named its request gets ids.
+    body["request_id"] = json!("t");
     for (name, value) in extra {
         body[*name] = value.clone();
     }

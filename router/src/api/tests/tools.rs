@@ -516,11 +516,13 @@ async fn messages_refuses_in_anthropics_form() {
     check(json!({"max_tokens": null}), "max_tokens is required").await;
     check(
         json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
-        "messages[0].content[0]: a block of type `image`",
+        "messages.0.content.0.image: this model reads text only.",
     )
     .await;
     check(json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0].type must be `custom`")
         .await;
     check(json!({"tool_choice": {"type": "tool"}}), "tool_choice.type must be").await;
     check(json!({"thinking": {"type": "deep"}}), "thinking.type must be").await;
+    let display = json!({"thinking": {"type": "enabled", "display": "loud"}});
+    check(display, "thinking.display must be `summarized` or `omitted`").await;
 }
