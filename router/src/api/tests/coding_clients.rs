@@ -234,6 +234,19 @@ async fn claude_code_gets_the_sentences_that_it_reads() {
 }
 
 #[tokio::test]
+async fn reasoning_whose_display_is_omitted_has_blocks_without_text() {
+    let omitted = |stream: bool| {
+        message(json!({"stream": stream, "thinking": {"type": "adaptive", "display": "omitted"}}))
+    };
+    let content = json!([{"type": "thinking", "thinking": "", "signature": ""}, {"type": "text", "text": "Well"}]);
+    let said = app("<think>Hm</think>Well", 3).0;
+    assert_eq!(ask(&said, MESSAGES, &omitted(false)).await.json()["content"], content);
+    let streamed = ask(&said, MESSAGES, &omitted(true)).await.body;
+    assert!(streamed.contains("\"type\":\"thinking\"") && !streamed.contains("thinking_delta"), "{streamed}");
+    assert!(!streamed.contains("Hm"), "{streamed}");
+}
+
+#[tokio::test]
 async fn a_search_that_no_server_runs_is_refused_and_not_answered_from_memory() {
     let search = json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 8});
     let refused = reached(MESSAGES, message(json!({"tools": [search]}))).await.unwrap_err();
