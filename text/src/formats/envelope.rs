@@ -132,9 +132,12 @@ impl Envelope {
         if skimmed != Skimmed::Last {
             return if skimmed == Skimmed::Inside { Consumed::More } else { Consumed::Fail };
         }
-        let text = serde_json::from_str::<String>(text).ok().filter(|text| is_object(text));
-        let Some(text) = text else { return Consumed::Fail };
-        self.early = text;
+        let Ok(text) = serde_json::from_str::<String>(text) else { return Consumed::Fail };
+        // An empty string stands for no arguments.
+        self.early = if text.trim().is_empty() { "{}".to_owned() } else { text };
+        if !is_object(&self.early) {
+            return Consumed::Fail;
+        }
         self.announce(out);
         self.go(At::Next)
     }

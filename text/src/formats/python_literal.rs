@@ -166,7 +166,7 @@ impl<'a> Literal<'a> {
         Some(())
     }
 
-    /// Reads the code of `digits` hexadecimal digits; `None` if digits are missing or Unicode has no such code.
+    /// Reads a code of `digits` hexadecimal digits; `None` without them or if the code is beyond Unicode.
     fn hex(&mut self, digits: usize) -> Option<u32> {
         let text = self.rest.get(..digits).filter(|text| text.bytes().all(|c| c.is_ascii_hexdigit()))?;
         let code = u32::from_str_radix(text, 16).ok().filter(|code| *code <= u32::from(char::MAX))?;

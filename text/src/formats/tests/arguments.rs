@@ -78,7 +78,7 @@ fn alike(parser: &str, text: &str) -> Parts {
 
 #[test]
 fn arguments_that_are_no_object_make_no_call() {
-    for value in ["null", "5", "[]", "true", r#""""#, r#""null""#, r#""[1]""#, r#""{\"a\": }""#] {
+    for value in ["null", "5", "[]", "true", r#""null""#, r#""[1]""#, r#""{\"a\": }""#] {
         for (parser, before, key, after) in [
             ("hermes", "<tool_call>", "arguments", "</tool_call>"),
             ("ernie45", "<tool_call>\n", "arguments", "\n</tool_call>"),
@@ -102,6 +102,7 @@ fn arguments_that_are_no_object_make_no_call() {
             }
         }
     }
+    check("hermes", r#"<tool_call>{"name": "now", "arguments": ""}</tool_call>"#, "", &[("now", json!({}))]);
     for (parser, text) in [
         ("mistral_v11", "[TOOL_CALLS]now[ARGS]null"),
         ("kimi_k2", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>[]<|tool_call_end|>"),
