@@ -14,7 +14,9 @@ pub struct Envelope {
     at: At,
     /// Fail unless the name is a known function's: without a marker, only the name makes the object a call.
     only_known: bool,
-    named: bool,
+    name: Option<String>,
+    /// The call has been emitted: its name is known and its arguments are an object.
+    announced: bool,
     /// Arguments that precede the name or are quoted as a string, with the closing bracket.
     early: String,
     has_arguments: bool,
@@ -49,7 +51,14 @@ enum Field {
 impl Envelope {
     /// Parser that expects `{`.
     pub fn new(only_known: bool) -> Self {
-        Self { at: At::Begin, only_known, named: false, early: String::new(), has_arguments: false }
+        Self {
+            at: At::Begin,
+            only_known,
+            name: None,
+            announced: false,
+            early: String::new(),
+            has_arguments: false,
+        }
     }
 
     /// Takes the next character.
@@ -106,8 +115,11 @@ impl Envelope {
         let skimmed = skim.step(c);
         match skimmed {
             Skimmed::Wrong | Skimmed::After => return Consumed::Fail,
-            Skimmed::Inside | Skimmed::Last if self.named => out.argument(c),
+            Skimmed::Inside | Skimmed::Last if self.announced => out.argument(c),
             Skimmed::Inside | Skimmed::Last => self.early.push(c),
+        }
+        if skimmed == Skimmed::Last && !self.announced && !is_object(&self.early) {
+            return Consumed::Fail;
         }
         if skimmed == Skimmed::Last { self.go(At::Next) } else { Consumed::More }
     }
@@ -121,11 +133,12 @@ impl Envelope {
             return if skimmed == Skimmed::Inside { Consumed::More } else { Consumed::Fail };
         }
         let Ok(text) = serde_json::from_str::<String>(text) else { return Consumed::Fail };
-        if self.named {
-            out.arguments(&text);
-        } else {
-            self.early = text;
+        // An empty string stands for no arguments.
+        self.early = if text.trim().is_empty() { "{}".to_owned() } else { text };
+        if !is_object(&self.early) {
+            return Consumed::Fail;
         }
+        self.announce(out);
         self.go(At::Next)
     }
 
@@ -150,7 +163,7 @@ impl Envelope {
 
     fn value(&mut self, field: Field, c: char, out: &mut Out) -> Consumed {
         match field {
-            Field::Name if c == '"' && !self.named => return self.go(At::Name(String::new())),
+            Field::Name if c == '"' && self.name.is_none() => return self.go(At::Name(String::new())),
             Field::Name => return Consumed::Fail,
             Field::Arguments if self.has_arguments => return Consumed::Fail,
             Field::Arguments if c != '{' && c != '"' => return Consumed::Fail,
@@ -167,11 +180,8 @@ impl Envelope {
         match (field, c) {
             (Field::Arguments, '"') => self.go(At::Quoted(skim, String::from(c))),
             (Field::Arguments, _) => {
-                if self.named {
-                    out.argument(c)
-                } else {
-                    self.early.push(c)
-                }
+                self.early.push(c);
+                self.announce(out);
                 self.go(At::Arguments(skim))
             }
             _ => self.go(At::Other(skim)),
@@ -182,22 +192,37 @@ impl Envelope {
         if name.is_empty() || (self.only_known && plan.function(name).is_none()) {
             return Consumed::Fail;
         }
-        self.named = true;
-        out.call(name);
-        out.arguments(&std::mem::take(&mut self.early));
+        self.name = Some(name.to_owned());
+        if self.has_arguments {
+            self.announce(out);
+        }
         self.go(At::Next)
     }
 
+    /// Emits the call with the arguments so far, if its name is known.
+    fn announce(&mut self, out: &mut Out) {
+        let Some(name) = &self.name else { return };
+        self.announced = true;
+        out.call(name);
+        out.arguments(&std::mem::take(&mut self.early));
+    }
+
     fn end(&mut self, out: &mut Out) -> Consumed {
-        if !self.named {
+        if self.name.is_none() {
             return Consumed::Fail;
         }
         if !self.has_arguments {
-            out.arguments("{}");
+            self.early.push_str("{}");
+            self.announce(out);
         }
         out.call_end();
         Consumed::Done
     }
+}
+
+/// Whether `text` is a JSON object.
+fn is_object(text: &str) -> bool {
+    serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text).is_ok()
 }
 
 fn field(key: &str) -> Field {

@@ -15,6 +15,7 @@ mod keyed_call;
 mod lark;
 mod named_call;
 mod out;
+mod python_literal;
 mod pythonic;
 mod scan;
 mod skim;

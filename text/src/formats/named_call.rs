@@ -17,22 +17,28 @@ pub struct NamedCall {
     scan: Scan,
     /// Position in the arguments; `None` before their marker.
     arguments: Option<Skim>,
+    /// Empty before that marker.
+    name: String,
     begun: bool,
 }
 
 impl NamedCall {
     /// Parser at the start of a call.
     pub fn new(before: &'static str, after: &'static str) -> Self {
-        Self { before, after, head: String::new(), scan: Scan::default(), arguments: None, begun: false }
+        let (head, name) = (String::new(), String::new());
+        Self { before, after, head, scan: Scan::default(), arguments: None, name, begun: false }
     }
 
     /// Consumes the next character.
     pub fn step(&mut self, c: char, out: &mut Out) -> Consumed {
-        let Some(skim) = &mut self.arguments else { return self.head(c, out) };
+        let Some(skim) = &mut self.arguments else { return self.head(c) };
         if !self.begun {
             match c {
                 c if is_space(c) => return Consumed::More,
-                '{' => self.begun = true,
+                '{' => {
+                    self.begun = true;
+                    out.call(&self.name);
+                }
                 _ => return Consumed::Fail,
             }
         }
@@ -50,7 +56,7 @@ impl NamedCall {
         }
     }
 
-    fn head(&mut self, c: char, out: &mut Out) -> Consumed {
+    fn head(&mut self, c: char) -> Consumed {
         let head = &mut self.head;
         let found = self.scan.step(c, &[self.after.trim_start()], |c| head.push(c));
         if found.is_none() {
@@ -63,7 +69,7 @@ impl NamedCall {
         if name.is_empty() || !name.chars().all(in_name) {
             return Consumed::Fail;
         }
-        out.call(name);
+        self.name = name.to_owned();
         self.arguments = Some(Skim::default());
         Consumed::More
     }

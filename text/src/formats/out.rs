@@ -40,6 +40,8 @@ impl Piece {
 pub struct Out {
     pieces: Vec<Piece>,
     calls: u32,
+    /// The latest call has not ended.
+    in_call: bool,
 }
 
 impl Out {
@@ -65,6 +67,7 @@ impl Out {
     pub fn call(&mut self, name: &str) {
         self.pieces.push(Piece::Call { index: self.calls, name: name.to_owned() });
         self.calls += 1;
+        self.in_call = true;
     }
 
     /// Appends to the arguments of the latest call.
@@ -84,7 +87,18 @@ impl Out {
 
     /// Ends the latest call.
     pub fn call_end(&mut self) {
+        self.in_call = false;
         self.pieces.push(Piece::CallEnd { index: self.calls.saturating_sub(1) });
+    }
+
+    /// Leaves the latest call without an end.
+    pub fn call_breaks_off(&mut self) {
+        self.in_call = false;
+    }
+
+    /// Whether the latest call has not ended.
+    pub fn is_in_call(&self) -> bool {
+        self.in_call
     }
 
     /// Number of calls started so far.

@@ -2,8 +2,8 @@
 //! character depends only on the text up to it, so a stream that resumes on another router is split the same
 //! way. Time is linear in the length of the text.
 //!
-//! Text that does not parse is content. A call is emitted as soon as its name is known; if it breaks off
-//! after that, the rest is content.
+//! Text that does not parse is content. A call is emitted as soon as its name is known and its arguments
+//! begin as an object; if it breaks off after that, the rest is content.
 
 use std::sync::Arc;
 
@@ -82,6 +82,10 @@ pub struct Splitter {
     thought: bool,
     /// Drop white space before the next content.
     trim: bool,
+    /// There has been content.
+    said: bool,
+    /// White space between that content and the calls after it.
+    gap: String,
     /// A call has just ended, so its end markers may follow.
     after_call: bool,
     /// In reasoning, or in a call that began there.
@@ -109,6 +113,8 @@ impl Splitter {
             pending: String::new(),
             raw: String::new(),
             fresh: true,
+            said: false,
+            gap: String::new(),
             after_call: false,
             thinking: matches!(plan.opening, Opening::InReasoning | Opening::MidReasoning),
             unclosed: false,
@@ -216,17 +222,19 @@ impl Splitter {
             State::Content => self.content(c),
             State::Harmony(harmony) => harmony.step(c, false, &self.plan, &mut self.out),
             State::Call(body, before) => {
-                let before = *before;
+                let (before, calls, was_in_call) = (*before, self.out.calls(), self.out.is_in_call());
                 let step = body.step(c, &self.plan, &mut self.out);
-                self.after_step(c, step, before);
+                let is_emitted = was_in_call || self.out.calls() > calls;
+                self.after_step(c, step, before, is_emitted);
             }
         }
     }
 
-    fn after_step(&mut self, c: char, step: Consumed, before: u32) {
+    /// `is_emitted`: `c` is part of a call that has been emitted.
+    fn after_step(&mut self, c: char, step: Consumed, before: u32, is_emitted: bool) {
         let announced = self.out.calls() > before;
         match step {
-            Consumed::More if announced => self.raw.clear(),
+            Consumed::More if is_emitted => self.raw.clear(),
             Consumed::More => self.raw.push(c),
             Consumed::Done if announced => self.call_ended(),
             Consumed::Done => {
@@ -242,13 +250,15 @@ impl Splitter {
 
     fn call_failed(&mut self, announced: bool) {
         let raw = std::mem::take(&mut self.raw);
+        self.out.call_breaks_off();
         if !announced && self.thinking {
             self.thought(&raw);
             self.state = State::Reasoning;
             return;
         }
-        if !announced {
-            self.pending.push_str(&raw);
+        // In a list, `raw` is the text since the previous call.
+        self.pending.push_str(&raw);
+        if !raw.trim().is_empty() {
             self.flush();
         }
         self.unclosed |= std::mem::take(&mut self.thinking);
@@ -321,15 +331,16 @@ impl Splitter {
             return;
         }
         let markers = self.markers();
-        let Self { scan, out, pending, trim, fresh, after_call, .. } = self;
+        let Self { scan, out, pending, trim, fresh, after_call, said, gap, .. } = self;
         let found = scan.step(c, markers.all(), |c| {
             if is_space(c) {
                 pending.push(c);
                 return;
             }
-            let before = if std::mem::take(trim) { pending.trim_start() } else { pending.as_str() };
-            out.content(before);
+            trim_start(pending, trim, *said, gap);
+            out.content(pending);
             pending.clear();
+            *said = true;
             out.content(c.encode_utf8(&mut [0; 4]));
             *fresh = false;
             *after_call = false;
@@ -343,6 +354,7 @@ impl Splitter {
         let (format, reasoning) = (self.plan.calls, self.plan.reasoning);
         let is_one_of = |markers: &[&str]| markers.iter().any(|one| is_marker(marker, one));
         if self.begins_call(marker) {
+            self.keep_gap();
             self.raw = std::mem::take(&mut self.pending) + marker;
             self.begin_call();
         } else if format.is_some_and(|format| is_marker(marker, format.section_begin)) {
@@ -361,6 +373,7 @@ impl Splitter {
         } else if self.in_answer && reasoning.is_some_and(|reasoning| is_one_of(reasoning.answer_close)) {
             self.pending.push_str(marker);
         } else if let Some(tags) = self.plan.bare_tags().filter(|tags| is_marker(marker, tags.name_open)) {
+            self.keep_gap();
             self.raw = std::mem::take(&mut self.pending) + marker;
             let body = InBody::Keyed(Box::new(KeyedCall::at_name(tags)));
             self.state = State::Call(body, self.out.calls());
@@ -404,6 +417,7 @@ impl Splitter {
             // Separator between two calls.
             return format.begin.is_empty() && self.after_call && c == ';';
         }
+        self.keep_gap();
         self.raw = std::mem::take(&mut self.pending);
         self.begin_call();
         self.step(c);
@@ -442,8 +456,31 @@ impl Splitter {
 
     /// Emits the pending text as content.
     fn flush(&mut self) {
-        let pending = std::mem::take(&mut self.pending);
-        let text = if std::mem::take(&mut self.trim) { pending.trim_start() } else { &pending };
-        self.out.content(text);
+        let mut pending = std::mem::take(&mut self.pending);
+        if self.trim && pending.trim().is_empty() {
+            return;
+        }
+        trim_start(&mut pending, &mut self.trim, self.said, &mut self.gap);
+        self.said |= !pending.is_empty();
+        self.out.content(&pending);
+    }
+
+    /// Keeps the white space before a call, in case that content surrounds the call.
+    fn keep_gap(&mut self) {
+        if self.said && self.gap.is_empty() {
+            let blank = self.pending.len() - self.pending.trim_start().len();
+            self.gap.push_str(&self.pending[..blank]);
+        }
+    }
+}
+
+/// Trims the start of `pending`, which becomes content. Between two texts with calls between them stays the
+/// white space before the calls (`gap`) or, if there is none, that after them.
+fn trim_start(pending: &mut String, trim: &mut bool, said: bool, gap: &mut String) {
+    let gap = std::mem::take(gap);
+    let is_trimmed = std::mem::take(trim) && !said;
+    if is_trimmed || !gap.is_empty() {
+        let blank = pending.len() - pending.trim_start().len();
+        pending.replace_range(..blank, &gap);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::pythonic;
+use super::python_literal;
 
 /// Most functions in a request.
 pub const MAX_FUNCTIONS: usize = 512;
@@ -106,7 +106,7 @@ impl ValueKind {
             }
             // A template may show lists and objects as Python prints them.
             (Self::Json, text) if text.starts_with(['[', '{', '(']) => {
-                pythonic::literal(text).unwrap_or_else(|| Value::from(text)).to_string()
+                python_literal::json(text).unwrap_or_else(|| Value::from(text).to_string())
             }
             _ => Value::from(text).to_string(),
         }

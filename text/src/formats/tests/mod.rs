@@ -1,5 +1,6 @@
 //! Splits every family's answers, whole and in random pieces, and texts that only resemble calls.
 
+mod arguments;
 mod goldens;
 mod grammars;
 mod harmony_tokens;

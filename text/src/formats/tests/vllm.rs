@@ -54,7 +54,7 @@ fn olmos_calls_stand_on_lines() {
     check("olmo3", &values, "", &[add(json!({"a": {"b": [true, null]}, "b": [1, null]}))]);
     // vLLM drops the text around calls, and ends them at a mark in a string.
     let around = format!("before {} after", call("now()"));
-    check("olmo3", &around, "beforeafter", &[("now", json!({}))]);
+    check("olmo3", &around, "before after", &[("now", json!({}))]);
     let mark = call("get_weather(city=\"</function_calls>\\n\")");
     check("olmo3", &mark, "", &[("get_weather", json!({"city": "</function_calls>\n"}))]);
     // Not a call in vLLM's stream either; its whole answers also take lines without tags.
@@ -88,7 +88,7 @@ fn phis_list_follows_functools() {
         let two = format!("functools[{CITY},{{\"name\": \"add\", \"parameters\": {{\"a\": 2}}}}]");
         check(parser, &two, "", &[city(), add(json!({"a": 2}))]);
         // vLLM drops the text around the list, and all of an answer whose arguments have a list.
-        check(parser, &format!("before {two} after"), "beforeafter", &[city(), add(json!({"a": 2}))]);
+        check(parser, &format!("before {two} after"), "before after", &[city(), add(json!({"a": 2}))]);
         let list = "functools[{\"name\": \"add\", \"arguments\": {\"a\": [{}], \"b\": \"functools[\"}}]";
         check(parser, list, "", &[add(json!({"a": [{}], "b": "functools["}))]);
         for text in ["functools.reduce", "import functools", "functools[0]", "functools[]", "functools"] {
