@@ -238,7 +238,8 @@ async fn reasoning_whose_display_is_omitted_has_blocks_without_text() {
     let omitted = |stream: bool| {
         message(json!({"stream": stream, "thinking": {"type": "adaptive", "display": "omitted"}}))
     };
-    let content = json!([{"type": "thinking", "thinking": "", "signature": ""}, {"type": "text", "text": "Well"}]);
+    let content =
+        json!([{"type": "thinking", "thinking": "", "signature": ""}, {"type": "text", "text": "Well"}]);
     let said = app("<think>Hm</think>Well", 3).0;
     assert_eq!(ask(&said, MESSAGES, &omitted(false)).await.json()["content"], content);
     let streamed = ask(&said, MESSAGES, &omitted(true)).await.body;
