@@ -14,8 +14,8 @@ impl Allowed {
     /// Endpoints of a list separated by commas, each an address with or without a port. Other entries are
     /// left out, because no worker has them.
     ///
-    /// Source: protocol of the Gateway API inference extension (proposal 004), and its own small picker, which
-    /// also takes addresses without a port.
+    /// Source: protocol of the Gateway API inference extension (proposal 004), and its own small picker,
+    /// which also takes addresses without a port.
     pub fn of_list(list: &str) -> impl Iterator<Item = Self> {
         list.split(',').filter_map(|entry| Self::of_entry(entry.trim()))
     }

@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 pub enum Arguments {
     /// The object that the model wrote.
     Object(Map<String, Value>),
-    /// The model wrote no object, or not the whole of it. The text is its call, to be shown as content: a tool
-    /// must not run with arguments that nobody wrote.
+    /// The model wrote no object, or not the whole of it. The text is its call, to be shown as content: a
+    /// tool must not run with arguments that nobody wrote.
     Text(String),
 }
 
