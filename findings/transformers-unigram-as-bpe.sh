@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Guess: a SentencePiece file says in itself whether its model is BPE or unigram, so every library that reads it
-# finds the same pieces, whatever the tokenizer's class.
-# Seen: transformers 5.24.0 reads tokenizer.model under LlamaTokenizer as BPE always. For a unigram file it makes
-# up merges from the pieces and joins by them, without a word: in a vocabulary with a piece for "the", "the cat"
-# begins with three pieces instead of one. All ids are valid, so a model only gets worse. sentencepiece 0.2.3
-# encodes the file as the unigram model that it is. A BPE file gives the same pieces in both.
-# Run with transformers 5.24.0, tokenizers 0.23.3, sentencepiece 0.2.3, protobuf 7.36.2, without torch; a download of
-# 50 MB, and 20 seconds.
+# Guess: a SentencePiece file says in itself whether its model is BPE or unigram, so every library that
+# reads it finds the same pieces, whatever the tokenizer's class.
+# Seen: transformers 5.24.0 reads tokenizer.model under LlamaTokenizer as BPE always. For a unigram file it
+# makes up merges from the pieces and joins by them, without a word: in a vocabulary with a piece for "the",
+# "the cat" begins with three pieces instead of one. All ids are valid, so a model only gets worse.
+# sentencepiece 0.2.3 encodes the file as the unigram model that it is. A BPE file gives the same pieces in
+# both.
+# Run with transformers 5.24.0, tokenizers 0.23.3, sentencepiece 0.2.3, protobuf 7.36.2, without torch; a
+# download of 50 MB, and 20 seconds.
 set -euo pipefail
 T=$(mktemp -d)
 trap 'rm -rf "$T"' EXIT

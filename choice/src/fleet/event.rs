@@ -7,6 +7,7 @@ use skein_proto::version::Version;
 use skein_proto::watch::WatchEvent;
 
 use super::job::WorkerPlacement;
+use super::loss::Loss;
 use super::worker::NotReady;
 use crate::breaker::Outcome;
 use crate::prefix_index::Desync;
@@ -71,17 +72,6 @@ pub enum Action {
     Lost(Member),
     /// Write this to the log.
     Log(Notice),
-}
-
-/// Why a worker is lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Loss {
-    /// There is no connection to it, for as long as a worker may be silent.
-    Unreachable,
-    /// It is connected, but reports nothing.
-    Silent,
-    /// It reports, but its engine makes no progress.
-    Stuck,
 }
 
 /// News of a worker for the operator.

@@ -11,7 +11,7 @@ use skein_proto::version::Version;
 use skein_proto::watch::{WatchBody, WatchEvent};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::event::Loss;
+use super::loss::Loss;
 use super::standing::Standing;
 use crate::breaker::{Breaker, Outcome};
 use crate::ledger::Ledger;

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 use skein_grammar::Refused;
 
 use super::braced_call::BEFORE_NAME;
-use super::grammar::{Formed, keywords, refuse_limits};
+use super::formed::{Formed, keywords, refuse_limits};
 use super::lark::{Lark, quoted};
 
 /// Deepest nesting of schemas; below it any value is allowed.

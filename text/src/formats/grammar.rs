@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use skein_grammar::{JsonForm, Refused, Source};
 
 use super::braced_grammar::braced_call;
+use super::formed::{Formed, keywords, refuse_limits};
 use super::lark::{Lark, escaped, quoted};
 use super::tools::{Choice, Function, ToolUse, ValueKind};
 use super::{Body, Format, Formats, Keyed, Keys, Opening};
@@ -219,33 +220,6 @@ impl Answer<'_> {
     }
 }
 
-/// A function, and the form of JSON in its arguments.
-pub struct Formed<'a> {
-    /// The function.
-    pub function: &'a Function,
-    json: JsonForm,
-}
-
-impl Formed<'_> {
-    /// Grammar of one argument.
-    pub fn argument(&self, schema: &Value) -> Result<String, Refused> {
-        let mut inner = schema.clone();
-        for definitions in ["$defs", "definitions"] {
-            if let (Some(defined), Value::Object(fields)) =
-                (self.function.parameters.get(definitions), &mut inner)
-            {
-                fields.insert(definitions.to_owned(), defined.clone());
-            }
-        }
-        Source::json_schema_in(&inner, self.json).map(|source| source.nested())
-    }
-
-    /// Grammar of an argument of any content.
-    fn any_argument(&self) -> Result<String, Refused> {
-        Source::json_schema_in(&json!({}), self.json).map(|source| source.nested())
-    }
-}
-
 /// One call of a function, without the markers around it.
 fn call(lark: &mut Lark<'_>, body: &Body, formed: &Formed<'_>, arguments: &str) -> Result<String, Refused> {
     let name = &formed.function.name;
@@ -318,23 +292,6 @@ fn keyed_value(
     Ok(format!("{} {end}", formed.argument(schema).or_else(any)?))
 }
 
-/// Refuses a strict function if `schema`, at the pointer `at`, limits a string that is not written as JSON.
-pub fn refuse_limits(formed: &Formed<'_>, schema: &Value, at: &str) -> Result<(), Refused> {
-    let limits = ["pattern", "format", "minLength", "maxLength", "const"];
-    let found = limits.iter().find(|limit| schema.get(*limit).is_some());
-    match found.filter(|_| formed.function.strict) {
-        Some(keyword) => Err(Refused::Keyword {
-            pointer: at.to_owned(),
-            keyword: (*keyword).to_owned(),
-            reason:
-                "this model writes strings between tags, where it cannot be enforced; use enum, or leave \
-                     it out"
-                    .to_owned(),
-        }),
-        None => Ok(()),
-    }
-}
-
 /// `f(a=1, b="x")`.
 fn pythonic_call(formed: &Formed<'_>) -> String {
     let function = formed.function;
@@ -346,30 +303,4 @@ fn pythonic_call(formed: &Formed<'_>) -> String {
     let members: Vec<(&str, bool, String)> =
         properties.map(|(key, schema)| (key.as_str(), function.requires(key), value(schema))).collect();
     format!("{} {} \")\"", quoted(&format!("{}(", function.name)), keywords(&members, "=", ", "))
-}
-
-/// `a=1, b="x"`: required members in schema order, then any optional ones. A member is its key, whether it is
-/// required, and the rule of its value.
-pub fn keywords(members: &[(&str, bool, String)], equals: &str, comma: &str) -> String {
-    let (mut first, mut text) = (true, String::new());
-    let (required, others): (Vec<_>, Vec<_>) = members.iter().partition(|(_, required, _)| *required);
-    for (key, _, value) in required {
-        let comma = if std::mem::take(&mut first) { "" } else { comma };
-        text += &format!(" {} {value}", quoted(&format!("{comma}{key}{equals}")));
-    }
-    if first && !others.is_empty() {
-        // Any optional member may come first.
-        let mut rest = String::new();
-        let mut starts = Vec::new();
-        for (key, _, value) in others.iter().rev() {
-            starts.push(format!("{} {value}{rest}", quoted(&format!("{key}{equals}"))));
-            rest = format!(" ({} {value})?{rest}", quoted(&format!("{comma}{key}{equals}")));
-        }
-        text += &format!(" ({})?", starts.join(" | "));
-    } else {
-        for (key, _, value) in others {
-            text += &format!(" ({} {value})?", quoted(&format!("{comma}{key}{equals}")));
-        }
-    }
-    text
 }

@@ -9,6 +9,7 @@ mod braced_call;
 mod braced_grammar;
 mod detect;
 mod envelope;
+mod formed;
 pub mod grammar;
 pub mod harmony;
 mod keyed_call;
