@@ -1,4 +1,5 @@
-//! Parts of the grammars of calls in every syntax: a function with the form of its JSON, and lists of members.
+//! Parts of the grammars of calls in every syntax: a function with the form of its JSON, and lists of
+//! members.
 
 use serde_json::{Value, json};
 use skein_grammar::{JsonForm, Refused, Source};

@@ -1,7 +1,7 @@
 //! Builds the grammar of a whole answer. Its regions are reasoning, free text, calls, and a final text in a
 //! required format. It uses the same markers as the splitter.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use skein_grammar::{JsonForm, Refused, Source};
 
 use super::braced_grammar::braced_call;
