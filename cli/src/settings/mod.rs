@@ -1,7 +1,7 @@
 //! Reads a process's settings from the command line, the environment and a file.
 
-#[cfg(feature = "worker")]
 mod common;
+#[cfg(feature = "worker")]
 mod device_choice;
 mod discovery;
 #[cfg(feature = "worker")]
