@@ -73,7 +73,8 @@ def unread(server, clients):
     """Streams that nobody reads keep no request waiting once they are computed."""
     before, (right, times) = server.memory_mib(), ask_all(server, clients)
     limit = SLOWER * times[-1] + SLOWER_S
-    streams = [server.open("/v1/completions", WIDE | {"seed": at}) for at in range(UNREAD)]
+    # Named requests have ids in their events, so that an answer is larger than the system's buffers.
+    streams = [server.open("/v1/completions", WIDE | {"seed": at, "request_id": f"unread-{at}"}) for at in range(UNREAD)]
     early = clients.submit(lambda: (time.sleep(0.5), ask(server), time.monotonic()))
     wait_until_computed(server)
     computed = time.monotonic()

@@ -258,7 +258,7 @@ impl Metrics {
         let r = Registry::new(&[("model_name", model_name), ("engine", "0")]);
         r.process();
         r.traces();
-        Self {
+        let metrics = Self {
             requests: r.counter("skein_requests_total", "Requests accepted."),
             refused: Refusals::new(&r),
             outcomes: r.counters(
@@ -323,7 +323,13 @@ impl Metrics {
             engines: r.engine_sums(),
             gen_ai: GenAi::new(model_name),
             registry: r,
+        };
+        // A counter that exists from the start shows its first increase.
+        for api in ParsedApi::ALL {
+            metrics.parsed(api, false);
+            metrics.parsed(api, true);
         }
+        metrics
     }
 
     /// Counts a request that was refused before it began.

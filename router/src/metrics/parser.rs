@@ -14,6 +14,9 @@ pub enum ParsedApi {
 }
 
 impl ParsedApi {
+    /// All values.
+    pub const ALL: [Self; 3] = [Self::Chat, Self::Responses, Self::Other];
+
     /// Value of the label.
     pub fn label(self) -> &'static str {
         match self {
