@@ -131,5 +131,6 @@ async fn what_the_tool_parser_finds_is_counted() {
         let labels = format!("mode=\"{mode}\",outcome=\"tool_call\",request_type=\"chat_completions\"");
         assert_eq!(count(&labels), 1.0, "{mode}");
     }
-    assert!(!text.contains("request_type=\"responses\""), "{text}");
+    let responses = "mode=\"streaming\",outcome=\"tool_call\",request_type=\"responses\"";
+    assert_eq!(count(responses), 0.0, "it is there from the start");
 }
