@@ -15,6 +15,20 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def wait_ready(port: int, process: subprocess.Popen) -> None:
+    """Waits until the process serves on `port`; fails if it ends or takes over a minute."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            assert process.poll() is None, "skein ended before it was ready"
+            time.sleep(0.05)
+    raise AssertionError(f"port {port} was not ready within 60 s")
+
+
 class Cluster:
     def __init__(self, *arguments: str, port: int | None = None, log: pathlib.Path | None = None):
         self.log = log
@@ -27,17 +41,11 @@ class Cluster:
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
             )
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"http://{self.address}/readyz", timeout=1) as answer:
-                    if answer.status == 200:
-                        return
-            except OSError:
-                assert self.process.poll() is None, "skein ended before it was ready"
-                time.sleep(0.05)
-        self.end()
-        raise AssertionError("skein was not ready within 60 s")
+        try:
+            wait_ready(self.port, self.process)
+        except AssertionError:
+            self.end()
+            raise
 
     def kill(self) -> None:
         self.process.kill()

@@ -12,7 +12,7 @@ import time
 import urllib.request
 
 import pytest
-from running import free_port
+from running import free_port, wait_ready
 
 MODEL = str(pathlib.Path(__file__).parents[2] / "models" / "skein-7m")
 subprocess.run([sys.executable, pathlib.Path(MODEL, "packed.py"), "unpack"], check=True)
@@ -39,18 +39,6 @@ class Process:
         self.process.wait()
 
 
-def wait_ready(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError(f"port {port} was not ready within 60 s")
-
-
 @pytest.fixture
 def cluster():
     """Starts two workers, two routers and a gateway; yields the gateway's port, the routers and workers."""
@@ -59,11 +47,11 @@ def cluster():
     of_workers = [Process("worker", MODEL, "--listen", f"127.0.0.1:{port}", "--threads", "1") for port in ports[:2]]
     routers = [Process("router", MODEL, "--port", str(port), "--workers", workers) for port in ports[2:4]]
     started = of_workers + routers
-    for port in ports[2:4]:
-        wait_ready(port)
+    for router, port in zip(routers, ports[2:4]):
+        wait_ready(port, router.process)
     behind = ",".join(f"127.0.0.1:{port}" for port in ports[2:4])
     started.append(Process("gateway", MODEL, "--port", str(ports[4]), "--routers", behind, "--chat-template", TEMPLATE))
-    wait_ready(ports[4])
+    wait_ready(ports[4], started[-1].process)
     yield ports[4], list(zip(routers, ports[2:4])), of_workers
     for process in started:
         process.kill()
@@ -128,7 +116,7 @@ def test_a_router_killed_in_the_middle_of_calls_changes_no_call(cluster):
         for process in [router, *killed_too]:
             process.process.wait()
             process.start()
-        wait_ready(router_port)
+        wait_ready(router_port, router.process)
         wait_for_workers(routers)
     all_streams = len(rounds) * STREAMS
     assert 2 * hit > all_streams, f"the kills came when {all_streams - hit} of {all_streams} streams had ended"

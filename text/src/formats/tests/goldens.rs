@@ -50,16 +50,7 @@ fn turns_of_public_templates_come_apart_as_they_were_given() {
             }
             let text = answer_of(case["text"].as_str().unwrap());
             let opening = formats.opening(case["prompt_end"].as_str().unwrap());
-            let Formats { calls: format, reasoning, harmony } = formats;
-            let plan = Arc::new(Plan {
-                calls: format,
-                reasoning,
-                opening,
-                harmony,
-                token_markers: Arc::new([]),
-                held: false,
-                functions: functions(),
-            });
+            let plan = plan_of(formats, opening);
             let parts = whole(&plan, text);
             let found: Vec<Value> = parts
                 .calls
@@ -68,10 +59,12 @@ fn turns_of_public_templates_come_apart_as_they_were_given() {
                     json!([name, serde_json::from_str::<Value>(arguments).unwrap_or_default()])
                 })
                 .collect();
-            let thought = if reasoning.is_some() || harmony { case["thought"].as_str().unwrap() } else { "" };
+            let thought =
+                if plan.reasoning.is_some() || plan.harmony { case["thought"].as_str().unwrap() } else { "" };
             let content_differs = parts.content.trim() != case["content"] && case["thought"] == thought;
             // GPT-OSS and GigaChat have one call per message.
-            let is_single = harmony || format.is_some_and(|format| format.names.contains(&"gigachat3"));
+            let is_single =
+                plan.harmony || plan.calls.is_some_and(|format| format.names.contains(&"gigachat3"));
             let calls = if is_single { &calls[..calls.len().min(1)] } else { calls };
             if found != calls || parts.reasoning.trim() != thought || content_differs {
                 different.push(format!("{name}, {opening:?}: {parts:?}\n  of {text:?}"));

@@ -63,6 +63,10 @@ fn functions() -> Arc<[Function]> {
 
 fn plan(parser: &str, reasoning: Option<&str>, opening: Opening) -> Arc<Plan> {
     let formats = Formats::default().with(Some(parser).filter(|name| !name.is_empty()), reasoning).unwrap();
+    plan_of(formats, opening)
+}
+
+fn plan_of(formats: Formats, opening: Opening) -> Arc<Plan> {
     let Formats { calls, reasoning, harmony } = formats;
     Arc::new(Plan {
         calls,
