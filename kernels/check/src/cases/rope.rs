@@ -91,7 +91,11 @@ fn case<T: Activation, K: KvElement>(
         widths.map(|width| bench.normal(width))
     };
     let temperature = (by == By::Unweighted).then_some(TEMPERATURE);
-    let positions: Vec<u32> = (0..rows).map(|_| bench.below(POSITIONS)).collect();
+    let mut positions: Vec<u32> = (0..rows).map(|_| bench.below(POSITIONS)).collect();
+    if let Some(QueryTemperature { every, .. }) = temperature {
+        // The first position of a warmer range.
+        positions[rows / 2] = every - 1;
+    }
     let blocks = rows.div_ceil(BLOCK) + 1;
     let slots = distinct_slots(bench, rows, blocks * BLOCK);
     let rotation = Rotation::plain(head_dim, 10_000.0);

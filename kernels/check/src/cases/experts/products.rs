@@ -25,7 +25,7 @@ pub fn run(bench: &mut Bench) -> Result<(), CudaError> {
         Scale::Small => &[
             (Pairs { rows: 1, per_token: 2, experts: 4 }, 24, 64),
             (Pairs { rows: 14, per_token: 3, experts: 3 }, 40, 208),
-            (Pairs { rows: 50, per_token: 2, experts: 5 }, 16, 1168),
+            (Pairs { rows: 50, per_token: 2, experts: 5 }, 24, 1168),
         ],
         Scale::Full => &[
             // A rank's share of real experts. The number of experts only moves the address of a matrix.
@@ -40,10 +40,9 @@ pub fn run(bench: &mut Bench) -> Result<(), CudaError> {
         for stored in [Stored::Same, Stored::E4m3] {
             case::<bf16>(bench, *shape, gate_up(shape.0.per_token), stored)?;
             case::<bf16>(bench, *shape, Stage::Down, stored)?;
-            if i < 2 {
-                case::<f16>(bench, *shape, gate_up(1), stored)?;
-                case::<f16>(bench, *shape, Stage::Down, stored)?;
-            }
+            case::<f16>(bench, *shape, gate_up(1), stored)?;
+            // The most bits of the sums: another order of additions changes some of these results.
+            case::<f16>(bench, *shape, Stage::Down, stored)?;
         }
     }
     for (i, codes) in cases().into_iter().enumerate() {
