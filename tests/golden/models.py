@@ -209,16 +209,71 @@ MODELS |= {
         "layer_types": ["chunked_attention", "full_attention", "full_attention", "chunked_attention"]}),
 }
 
+OLMO3 = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "num_hidden_layers": 4, "pad_token_id": 0, "mlp_bias": ABSENT,
+    "sliding_window": 11}
+SEED_OSS = {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "head_dim": 32, "pad_token_id": 0, "rms_norm_eps": 1e-6,
+    "num_hidden_layers": 3}
+EXAONE4 = {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "num_hidden_layers": 4, "attention_bias": ABSENT,
+    "mlp_bias": ABSENT, "pad_token_id": 0}
+ERNIE = {"attention_bias": ABSENT, "mlp_bias": ABSENT, "tie_word_embeddings": ABSENT, "pad_token_id": 0}
+ERNIE4_5 = ERNIE | {"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "head_dim": 32, "num_hidden_layers": 3}
+ERNIE_MOE = ERNIE | {"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "use_bias": False,
+    "moe_intermediate_size": 48, "moe_norm_min": 1e-12}
+MINIMAX_M2 = MOE | {"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "attention_bias": ABSENT,
+    "head_dim": 32, "intermediate_size": 48, "scoring_func": "sigmoid", "use_routing_bias": True, "rms_norm_eps": 1e-6}
+GLM_LITE = DEEPSEEK | {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "rms_norm_eps": 1e-5,
+    "topk_method": "noaux_tc", "num_nextn_predict_layers": 1, "pad_token_id": 0}
+MODELS |= {
+    "olmo3": ("bfloat16", 1, OLMO3 | {"rope_theta": 500000.0, "rope_scaling": YARN | {"rope_type": "yarn", "attention_factor": 1.3}}),
+    "olmo3-v5": ("float16", 1, OLMO3 | {"num_key_value_heads": 4, "sliding_window": 17,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {"full_attention": YARN | {"rope_type": "yarn", "rope_theta": 10000.0},
+                            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}}),
+    "seed-oss": ("bfloat16", 1, SEED_OSS | {"attention_bias": True, "attention_out_bias": False, "rope_theta": 10000.0}),
+    "seed-oss-v5": ("float16", 1, SEED_OSS | {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "exaone4": ("bfloat16", 1, EXAONE4 | {"sliding_window": 11, "sliding_window_pattern": "LLLG", "rope_theta": 10000.0,
+        "rope_scaling": LLAMA3, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
+    "exaone4-v5": ("float16", 1, EXAONE4 | {"sliding_window": None, "tie_word_embeddings": True, "head_dim": 32,
+        "layer_types": ["full_attention"] * 4, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "ernie4-5": ("bfloat16", 1, ERNIE4_5 | {"use_bias": False, "rope_theta": 10000.0}),
+    "ernie4-5-v5": ("float16", 1, ERNIE4_5 | {"use_bias": True, "tie_word_embeddings": False, "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "ernie4-5-moe": ("bfloat16", 1, ERNIE_MOE | {"num_hidden_layers": 3, "moe_num_experts": 6, "moe_k": 3,
+        "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1,
+        "rope_theta": 10000.0}),
+    "ernie4-5-moe-v5": ("float16", 1, ERNIE_MOE | {"num_hidden_layers": 5, "moe_num_experts": 5, "moe_k": 2,
+        "moe_num_shared_experts": 0, "moe_layer_start_index": 1, "moe_layer_end_index": 3, "moe_layer_interval": 2,
+        "tie_word_embeddings": False, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "minimax-m2": ("bfloat16", 1, MINIMAX_M2 | {"num_local_experts": 6, "use_qk_norm": True, "rotary_dim": 16,
+        "rope_theta": 10000.0}),
+    "minimax-m2-v5": ("float16", 1, MINIMAX_M2 | {"num_local_experts": 5, "num_experts_per_tok": 3, "num_key_value_heads": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}}),
+    "glm4-moe-lite": ("bfloat16", 1, GLM_LITE | {"q_lora_rank": 48, "n_routed_experts": 6, "n_shared_experts": 1, "n_group": 1,
+        "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.8,
+        "partial_rotary_factor": 1.0, "rope_theta": 10000.0}),
+    "glm4-moe-lite-v5": ("float16", 1, GLM_LITE | {"q_lora_rank": None, "n_routed_experts": 8, "n_shared_experts": 2, "n_group": 4,
+        "topk_group": 2, "norm_topk_prob": False, "routed_scaling_factor": 1.0, "rope_interleave": False,
+        "mlp_layer_types": ["sparse", "dense", "sparse"], "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+}
+
 # Models whose checkpoints have a tensor per expert, with these names of block, gate, up and down; other
 # models have the fused tensors of version 5.
 APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
          "qwen2-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "glm4-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
          "deepseek-v2-lite": ("mlp", "gate_proj", "up_proj", "down_proj"),
-         "deepseek-v3": ("mlp", "gate_proj", "up_proj", "down_proj")}
+         "deepseek-v3": ("mlp", "gate_proj", "up_proj", "down_proj"),
+         "ernie4-5-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "minimax-m2": ("block_sparse_moe", "w1", "w3", "w2"),
+         "glm4-moe-lite": ("mlp", "gate_proj", "up_proj", "down_proj")}
 
 # Replacements in tensor names, for models whose publisher's names differ from those of version 5.
 RENAMED = {"granite-moe": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
-                           "router.weight": "router.layer.weight"}}
+                           "router.weight": "router.layer.weight"},
+           "ernie4-5-moe": {"mlp.gate.moe_statics.": "mlp.moe_statics."},
+           "minimax-m2": {".mlp.e_score_": ".block_sparse_moe.e_score_"}}
+
+# Ends of the tensors that these models' publishers keep in 32 bits.
+IN_32_BITS = {"ernie4-5-moe": ("mlp.gate.weight", "e_score_correction_bias")}
 
 
 def renamed(name: str, sources: dict) -> dict:
@@ -281,6 +336,8 @@ def source_of(name: str, shape, is_gemma: bool) -> dict:
         return normal(0.1)
     if "norm" in name:
         return {"uniform": [0.5, 1.5] if not is_gemma else [3, 11] if "post_" in name else [-0.5, 0.5]}
+    if "moe_statics" in name:
+        return normal(0.1)  # it is added to probabilities
     if name.endswith("bias"):
         return normal(0.5)
     if "embed_tokens" in name:
@@ -324,7 +381,8 @@ def write_model(path: pathlib.Path, config: dict, dtype: str, files: int, seed: 
         sources = mxfp4(sources)
     if path.name in APART:
         sources = apart(path.name, sources)
-    tensors = {name: draw(seed, name, dtype, *of) for name, of in sources.items()}
+    in_32_bits = IN_32_BITS.get(path.name, ())
+    tensors = {name: draw(seed, name, "float32" if name.endswith(in_32_bits) else dtype, *of) for name, of in sources.items()}
     if files == 1:
         save(tensors, path / "model.safetensors")
     else:

@@ -19,6 +19,8 @@ pub struct Routing {
     pub score: Score,
     /// Whether the weights of the chosen experts are divided by their sum.
     pub renormalises: bool,
+    /// Least sum by which they are divided.
+    pub floor: f32,
     /// Factor for the weights, applied last.
     pub scale: f32,
     /// Whether the weights multiply the experts' inputs instead of their outputs.
@@ -54,6 +56,7 @@ impl Routing {
             per_token,
             score: Score::Softmax,
             renormalises,
+            floor: 0.0,
             scale: 1.0,
             weighs_inputs: false,
             groups: None,
@@ -285,10 +288,13 @@ fn weigh(logits: &[f32], chosen: &[u32], routing: Routing, weights: &mut [f32]) 
     for (weight, expert) in weights.iter_mut().zip(chosen) {
         *weight = of(logits[*expert as usize]);
     }
+    let all = || logits.iter().map(|logit| of(*logit)).sum::<f32>();
     let sum: f32 = match (routing.renormalises, routing.score) {
         // All sigmoids may be zero.
-        (true, _) => weights.iter().sum::<f32>() + f32::MIN_POSITIVE,
-        (false, Score::Softmax) => logits.iter().map(|logit| of(*logit)).sum(),
+        (true, _) if routing.floor == 0.0 => weights.iter().sum::<f32>() + f32::MIN_POSITIVE,
+        (true, Score::Softmax) => weights.iter().sum::<f32>().max(routing.floor * all()),
+        (true, Score::Sigmoid) => weights.iter().sum::<f32>().max(routing.floor),
+        (false, Score::Softmax) => all(),
         (false, Score::Sigmoid) => 1.0,
     };
     weights.iter_mut().for_each(|weight| *weight = *weight / sum * routing.scale);
@@ -385,6 +391,30 @@ mod tests {
         };
         check(None, [1, 0]);
         check(Some(&[0.0, 0.0, 0.0, 0.0, 0.1, 0.5]), [5, 4]);
+    }
+
+    #[test]
+    fn weights_are_divided_by_no_less_than_the_floor() {
+        // The correction chooses two experts whose probabilities are far below the floor, or above it.
+        let logits = [20.0f32, 0.0, -1.0, -2.0, 1.0, 0.5];
+        let all: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+        let check = |routing: Routing, score: &dyn Fn(f64) -> f64| {
+            let mut choices = Choices::default();
+            let correction = [0.0, 0.0, 0.0, 0.0, 3.0, 2.0];
+            choices.route(&mut Cpu::new(1), &logits, EXPERTS, routing, Some(&correction));
+            assert_eq!(choices.experts, [4, 5]);
+            let scores = [1.0, 0.5].map(score);
+            let sum = (scores[0] + scores[1]).max(f64::from(routing.floor));
+            for (weight, score) in choices.weights.iter().zip(scores) {
+                let exact = score / sum;
+                assert!((f64::from(*weight) - exact).abs() < 1e-6 * exact, "{weight} for {exact}");
+            }
+        };
+        for floor in [0.0, 1e-12, 1e-3, 0.5, 2.0] {
+            let softmax = Routing { floor, ..Routing::softmax(2, true) };
+            check(softmax, &|logit| logit.exp() / all);
+            check(Routing { score: Score::Sigmoid, ..softmax }, &|logit| 1.0 / (1.0 + (-logit).exp()));
+        }
     }
 
     #[test]

@@ -133,6 +133,11 @@ impl Weights {
         on_files!(self, files => files.contains(name))
     }
 
+    /// Whether there is a tensor `name` of this shape and a type of numbers.
+    pub fn has_shape(&self, name: &str, shape: &[usize]) -> bool {
+        self.rows(name, shape, 0..0).is_ok()
+    }
+
     /// A range of a tensor's rows, mapped without a copy. In a three-dimensional tensor, the rows of all its
     /// matrices count.
     ///

@@ -15,6 +15,8 @@ use crate::spec::{
 
 /// Most experts in a layer.
 const MAX_EXPERTS: usize = 4096;
+/// Usual field of the experts per token.
+const PER_TOKEN: &str = "num_experts_per_tok";
 
 /// How many there are to choose from, and how many a token chooses.
 #[derive(Clone, Copy)]
@@ -124,6 +126,11 @@ fn heads(
     Ok((heads, kv_heads, head_dim))
 }
 
+/// Default of `head_dim` in families where null stands for the hidden size divided by the heads.
+pub(super) fn head_dim_unless_null(fields: &Fields<'_>, default: usize) -> Option<usize> {
+    (!fields.get("head_dim").is_some_and(Value::is_null)).then_some(default)
+}
+
 /// Adds attention biases if the configuration enables them.
 pub(super) fn with_attention_bias(fields: &Fields<'_>, spec: Spec) -> Result<Spec, LoadError> {
     let has_bias = fields.flag("attention_bias", false)?;
@@ -175,22 +182,41 @@ pub(super) fn in_groups(interval: usize) -> impl Fn(usize) -> bool {
     move |layer| !(layer + 1).is_multiple_of(interval)
 }
 
+/// Fields with the numbers of [`Choice`].
+#[derive(Clone, Copy)]
+pub(super) struct ExpertFields {
+    pub count: &'static str,
+    pub per_token: &'static str,
+}
+
 /// Reads the fields of a mixture of experts.
 pub(super) fn experts(
     fields: &Fields<'_>,
-    count_field: &str,
+    count: &'static str,
+    default: Choice,
+    renormalises: bool,
+) -> Result<ExpertsSpec, LoadError> {
+    experts_in(fields, ExpertFields { count, per_token: PER_TOKEN }, default, renormalises)
+}
+
+/// Like [`experts`], for families with other names of both numbers.
+pub(super) fn experts_in(
+    fields: &Fields<'_>,
+    names: ExpertFields,
     default: Choice,
     renormalises: bool,
 ) -> Result<ExpertsSpec, LoadError> {
     // transformers reads the count under other names, too, and version 5 writes another one for some
     // families.
-    let is_given = |field: &&&str| !fields.is_absent(field);
-    let names = [&count_field, &"num_local_experts", &"num_experts"];
-    let count_field = names.iter().copied().find(is_given).copied().unwrap_or(count_field);
+    let given = |names: &[&'static str]| {
+        names.iter().copied().find(|field| !fields.is_absent(field)).unwrap_or(names[0])
+    };
+    let count_field = given(&[names.count, "num_local_experts", "num_experts"]);
+    let per_token_field = given(&[names.per_token, PER_TOKEN]);
     let count = fields.size(count_field, MAX_EXPERTS, Some(default.count))?;
-    let per_token = fields.size("num_experts_per_tok", MAX_EXPERTS, Some(default.per_token))?;
+    let per_token = fields.size(per_token_field, MAX_EXPERTS, Some(default.per_token))?;
     if per_token > count {
-        return Err(fields.wrong("num_experts_per_tok", format!("at most {count_field}, {count}")));
+        return Err(fields.wrong(per_token_field, format!("at most {count_field}, {count}")));
     }
     let routing = Routing::softmax(per_token, renormalises);
     let fused = Fused::Outputs;

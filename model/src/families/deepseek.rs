@@ -60,8 +60,8 @@ pub fn deepseek_v3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     deepseek(fields, is_interleaved, experts, inner_size, V3_DENSE_LAYERS)
 }
 
-/// The parts that V2 and V3 share. `dense`: layers without experts by default.
-fn deepseek(
+/// The parts that V2, V3 and their successors share. `dense`: layers without experts by default.
+pub(super) fn deepseek(
     fields: &Fields<'_>,
     is_interleaved: bool,
     experts: ExpertsSpec,

@@ -25,7 +25,7 @@ pub fn mixtral(fields: &Fields<'_>) -> Result<Spec, LoadError> {
 }
 
 /// Names in Mistral AI's release and in version 5 of transformers.
-fn names(role: Role) -> &'static [&'static str] {
+pub(super) fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Router => &["block_sparse_moe.gate", "mlp.gate"],
         Role::ExpertGate => &["block_sparse_moe.experts.{}.w1", "mlp.experts.gate_up_proj"],

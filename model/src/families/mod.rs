@@ -4,24 +4,33 @@
 mod cohere;
 mod decoder;
 mod deepseek;
+mod ernie4_5;
+mod ernie4_5_moe;
+mod exaone4;
 mod gemma2;
 mod gemma3;
 mod glm;
 mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt_oss;
 mod granite;
 mod llama;
 mod llama4;
+mod minimax_m2;
 mod mixtral;
 mod names;
 mod olmo2;
+mod olmo3;
 mod olmoe;
 mod phi3;
 mod qwen;
 mod qwen2_moe;
 mod qwen3_moe;
+mod seed_oss;
 mod smollm3;
 mod starcoder2;
+#[cfg(test)]
+mod tests;
 
 use serde_json::Value;
 
@@ -52,25 +61,32 @@ pub const FAMILIES: &[Family] = &[
     Family::new("cohere2", cohere::cohere2),
     Family::new("deepseek_v2", deepseek::deepseek_v2),
     Family::new("deepseek_v3", deepseek::deepseek_v3),
+    Family::new("ernie4_5", ernie4_5::ernie4_5),
+    Family::new("ernie4_5_moe", ernie4_5_moe::ernie4_5_moe),
+    Family::new("exaone4", exaone4::exaone4),
     Family::new("gemma2", gemma2::gemma2),
     Family { sizes: gemma3::SIZES, ..Family::new("gemma3_text", gemma3::gemma3) },
     Family::new("glm", glm::glm),
     Family::new("glm4", glm::glm4),
     Family::new("glm4_moe", glm4_moe::glm4_moe),
+    Family { sizes: glm4_moe_lite::SIZES, ..Family::new("glm4_moe_lite", glm4_moe_lite::glm4_moe_lite) },
     Family::new("gpt_oss", gpt_oss::gpt_oss),
     Family::new("granite", granite::granite),
     Family::new("granitemoe", granite::granitemoe),
     Family::new("llama", llama::llama),
     Family::new("llama4_text", llama4::llama4),
+    Family::new("minimax_m2", minimax_m2::minimax_m2),
     Family::new("mistral", llama::mistral),
     Family::new("mixtral", mixtral::mixtral),
     Family::new("olmo2", olmo2::olmo2),
+    Family::new("olmo3", olmo3::olmo3),
     Family::new("olmoe", olmoe::olmoe),
     Family::new("phi3", phi3::phi3),
     Family::new("qwen2", qwen::qwen2),
     Family::new("qwen2_moe", qwen2_moe::qwen2_moe),
     Family::new("qwen3", qwen::qwen3),
     Family::new("qwen3_moe", qwen3_moe::qwen3_moe),
+    Family::new("seed_oss", seed_oss::seed_oss),
     Family::new("smollm3", smollm3::smollm3),
     Family::new("starcoder2", starcoder2::starcoder2),
 ];

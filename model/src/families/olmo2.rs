@@ -19,7 +19,7 @@ pub fn olmo2(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     Ok(Spec { names, ..spec })
 }
 
-fn names(role: Role) -> &'static [&'static str] {
+pub(super) fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::AttentionOutputNorm => &["post_attention_layernorm"],
         Role::FeedForwardOutputNorm => &["post_feedforward_layernorm"],

@@ -186,6 +186,7 @@ impl<'a> List<'a> {
     fn beside_experts(&mut self, experts: ExpertsSpec) {
         if experts.has_correction {
             self.add(Part::new(Role::RouterCorrection, experts.count), Kind::Values, 1, &[]);
+            self.or_as_a_row();
         }
         let Some(SharedSpec { inner_size, is_weighted }) = experts.shared else { return };
         let hidden = self.spec.hidden_size;
@@ -195,6 +196,15 @@ impl<'a> List<'a> {
         if is_weighted {
             self.product(Product::Router, &[Part::new(Role::SharedRouter, 1)], hidden, false);
         }
+    }
+
+    /// Lets the last vector also be stored as the only row of a matrix.
+    fn or_as_a_row(&mut self) {
+        let tensor = self.tensors.last_mut().unwrap_or_else(|| unreachable!("it was just added"));
+        let place = Place::Columns { first: 0, every: 1 };
+        let as_row = |stored: &Stored| Stored { shape: vec![1, tensor.rows], place, ..stored.clone() };
+        let rows: Vec<_> = tensor.stored.iter().map(as_row).collect();
+        tensor.stored.extend(rows);
     }
 
     fn norm(&mut self, role: Role, len: usize) {

@@ -176,8 +176,10 @@ impl Tensor {
 
     /// Finds the tensor's numbers in `weights`: a matrix, or a vector as one column.
     fn find_numbers(&self, weights: &Weights) -> Result<StoredMatrix, LoadError> {
-        let exists = self.stored.iter().find(|stored| weights.contains(&stored.name));
-        let Stored { name, shape, first_row, place } = exists.unwrap_or(&self.stored[0]);
+        // Of those with the right shape the first, or else the first that exists, for the error's sake.
+        let fits = self.stored.iter().find(|stored| weights.has_shape(&stored.name, &stored.shape));
+        let exists = || self.stored.iter().find(|stored| weights.contains(&stored.name));
+        let Stored { name, shape, first_row, place } = fits.or_else(exists).unwrap_or(&self.stored[0]);
         let read = |rows: usize| weights.rows(name, shape, *first_row..*first_row + rows);
         Ok(match *place {
             Place::Rows => StoredMatrix::Numbers(WeightMatrix::new(read(self.rows)?, self.rows, self.cols)),

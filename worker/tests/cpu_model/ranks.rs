@@ -227,7 +227,14 @@ fn later_families_give_the_same_bits_too() {
         ("gpt-oss", moe.clone()),
         ("llama4", moe.clone()),
         ("deepseek-v2", latent.clone()),
-        ("deepseek-v3-v5", latent),
+        ("deepseek-v3-v5", latent.clone()),
+        ("glm4-moe-lite", latent),
+        ("olmo3", json!({"num_key_value_heads": 4, "num_hidden_layers": 4})),
+        ("seed-oss-v5", json!({})),
+        ("exaone4", json!({})),
+        ("ernie4-5-v5", json!({})),
+        ("ernie4-5-moe", moe.clone()),
+        ("minimax-m2", moe.clone()),
     ] {
         let mut changes = changes;
         changes["hidden_size"] = json!(256); // some families derive head_dim from it
