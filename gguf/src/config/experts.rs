@@ -41,7 +41,20 @@ impl Keys<'_> {
                     insert("topk_method", json!("group_limited_greedy"));
                 }
             }
-            "llama" | "gpt-oss" | "granitemoe" => insert("num_local_experts", json!(count)),
+            "ernie4_5-moe" if self.is_sigmoid()? => {
+                return Err(self.wrong("expert_gating_func", "1 (softmax)"));
+            }
+            "ernie4_5-moe" => {
+                insert("moe_num_experts", json!(count));
+                insert("moe_num_shared_experts", json!(self.whole("expert_shared_count")?.unwrap_or(0)));
+                insert("moe_intermediate_size", json!(self.needed("expert_feed_forward_length")?));
+                insert("moe_layer_start_index", json!(self.whole("leading_dense_block_count")?.unwrap_or(0)));
+                insert("moe_layer_interval", json!(self.whole("interleave_moe_layer_step")?.unwrap_or(1)));
+            }
+            "minimax-m2" if self.whole("expert_gating_func")?.is_some_and(|kind| kind != SIGMOID) => {
+                return Err(self.wrong("expert_gating_func", "2 (sigmoid)"));
+            }
+            "llama" | "gpt-oss" | "granitemoe" | "minimax-m2" => insert("num_local_experts", json!(count)),
             "olmoe" | "qwen2moe" | "qwen3moe" => {
                 insert("num_experts", json!(count));
                 // The files do not record whether the chosen experts' weights are normalised; llama.cpp

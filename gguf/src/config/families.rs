@@ -15,6 +15,8 @@ const GEMMA3_LOCAL_THETA: f64 = 10_000.0;
 const GEMMA3_PATTERN: u64 = 6;
 /// Every fourth layer of Command R7B and A attends without a window.
 const COHERE2_PATTERN: u64 = 4;
+/// The same for OLMo 3 and EXAONE 4.
+const EVERY_FOURTH: u64 = 4;
 
 impl Keys<'_> {
     /// Sets what only this architecture has.
@@ -43,6 +45,16 @@ impl Keys<'_> {
                 self.scaled_logits(config)?;
                 self.windowed_layers(config, COHERE2_PATTERN)
             }
+            "olmo2" if !self.has_windows()? => Ok(()),
+            "olmo2" | "exaone4" => {
+                self.window(config)?;
+                self.windowed_layers(config, EVERY_FOURTH)
+            }
+            "minimax-m2" => {
+                config.insert("use_qk_norm".into(), json!(self.has("blk.0.attn_q_norm.weight")));
+                config.insert("use_routing_bias".into(), json!(self.has("blk.0.exp_probs_b.bias")));
+                Ok(())
+            }
             LATENT => self.latent(config),
             _ => Ok(()),
         }
@@ -61,6 +73,11 @@ impl Keys<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether some layers have a window, which tells OLMo 3 from OLMo 2.
+    pub(super) fn has_windows(&self) -> Result<bool, GgufError> {
+        Ok(self.whole("attention.sliding_window")?.is_some_and(|window| window > 0))
     }
 
     fn window(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {

@@ -12,7 +12,7 @@ use crate::model::GgufModel;
 use crate::special_tokens::SpecialTokens;
 
 /// Supported values of `general.architecture`.
-pub const SUPPORTED: [&str; 21] = [
+pub const SUPPORTED: [&str; 26] = [
     "llama",
     "qwen2",
     "qwen2moe",
@@ -34,11 +34,27 @@ pub const SUPPORTED: [&str; 21] = [
     "starcoder2",
     "command-r",
     "cohere2",
+    "seed_oss",
+    "exaone4",
+    "ernie4_5",
+    "ernie4_5-moe",
+    "minimax-m2",
 ];
 /// Architectures whose queries and keys rotate adjacent pairs. The converters permute the rows of those
 /// models that pair values half a head apart in safetensors, as all other architectures do.
-pub const ROTATES_ADJACENT: [&str; 9] =
-    ["llama", "granite", "granitemoe", "smollm3", "deepseek2", "chatglm", "glm4", "command-r", "cohere2"];
+pub const ROTATES_ADJACENT: [&str; 11] = [
+    "llama",
+    "granite",
+    "granitemoe",
+    "smollm3",
+    "deepseek2",
+    "chatglm",
+    "glm4",
+    "command-r",
+    "cohere2",
+    "ernie4_5",
+    "ernie4_5-moe",
+];
 
 /// Architecture of models with latent attention.
 const LATENT: &str = "deepseek2";
@@ -165,6 +181,9 @@ impl Keys<'_> {
             "chatglm" => "glm",
             "glm4moe" => "glm4_moe",
             "command-r" => "cohere",
+            "olmo2" if self.has_windows()? => "olmo3",
+            "ernie4_5-moe" => "ernie4_5_moe",
+            "minimax-m2" => "minimax_m2",
             LATENT if self.is_sigmoid()? => "deepseek_v3",
             LATENT => "deepseek_v2",
             name => name,
@@ -194,20 +213,26 @@ impl Keys<'_> {
                 config.insert("attention_bias".into(), json!(inputs));
             }
             "qwen2moe" if !output => drop(config.insert("qkv_bias".into(), json!(inputs))),
-            "phi3" | "qwen2moe" if inputs || output => {
+            "phi3" | "qwen2moe" | "exaone4" | "ernie4_5-moe" | "minimax-m2" if inputs || output => {
                 return refuse("biases of some of its attention's matrices");
             }
-            "phi3" => {}
+            "phi3" | "exaone4" | "ernie4_5" | "ernie4_5-moe" | "minimax-m2" => {}
+            "seed_oss" => {
+                config.insert("attention_bias".into(), json!(inputs));
+                config.insert("attention_out_bias".into(), json!(output));
+            }
             _ if inputs == output => drop(config.insert("attention_bias".into(), json!(inputs))),
             _ => return refuse("biases of some of its attention's matrices"),
         }
         let network = has("ffn_up");
         match self.name {
-            "starcoder2" if [inputs, output, network].iter().all(|has| *has == inputs) => {
+            "starcoder2" | "ernie4_5" if [inputs, output, network].iter().all(|has| *has == inputs) => {
                 config.insert("use_bias".into(), json!(inputs));
             }
-            "starcoder2" => return refuse("biases of some of its matrices"),
-            "llama" | "granite" | "smollm3" => drop(config.insert("mlp_bias".into(), json!(network))),
+            "starcoder2" | "ernie4_5" => return refuse("biases of some of its matrices"),
+            "llama" | "granite" | "smollm3" | "seed_oss" => {
+                drop(config.insert("mlp_bias".into(), json!(network)))
+            }
             _ if network => return refuse("biases of its feed-forward network"),
             _ => {}
         }

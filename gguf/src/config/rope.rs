@@ -58,9 +58,13 @@ impl Keys<'_> {
     }
 
     fn yarn(&self, factor: f64, original: u64) -> Result<Json, GgufError> {
+        let amplitude = match self.real("rope.scaling.attn_factor")? {
+            Some(amplitude) => Some(amplitude),
+            None => self.real("rope.scaling.yarn_attn_factor")?,
+        };
         let mut scaling = json!({
             "rope_type": "yarn", "factor": factor,
-            "attention_factor": self.real("rope.scaling.attn_factor")?,
+            "attention_factor": amplitude,
             "original_max_position_embeddings": original,
             // The files do not record whether the range between the betas is rounded. GPT-OSS's is not.
             "truncate": self.name != "gpt-oss",

@@ -6,14 +6,20 @@ use crate::sample::{Sample, list, texts, value};
 const F32: u32 = 0;
 
 fn llama() -> Sample {
+    small("llama")
+}
+
+/// A small model of an architecture.
+fn small(name: &str) -> Sample {
+    let key = |key: &str| format!("{name}.{key}");
     Sample::default()
-        .text("general.architecture", "llama")
-        .number("llama.block_count", 2)
-        .number("llama.context_length", 512)
-        .number("llama.embedding_length", 8)
-        .number("llama.feed_forward_length", 16)
-        .number("llama.attention.head_count", 2)
-        .with("llama.attention.layer_norm_rms_epsilon", value(6, &1e-5f32.to_le_bytes()))
+        .text("general.architecture", name)
+        .number(&key("block_count"), 2)
+        .number(&key("context_length"), 512)
+        .number(&key("embedding_length"), 8)
+        .number(&key("feed_forward_length"), 16)
+        .number(&key("attention.head_count"), 2)
+        .with(&key("attention.layer_norm_rms_epsilon"), value(6, &1e-5f32.to_le_bytes()))
         .tensor("token_embd.weight", &[8, 3], F32, 0)
         .data(96)
 }
@@ -72,6 +78,75 @@ fn a_llama_has_the_fields_of_its_keys() {
     let list = list(4, 2, &[2, 0, 0, 0, 2, 0, 0, 0]);
     let per_layer = llama().with("llama.attention.head_count_kv", list);
     assert_eq!(model(&per_layer).config().unwrap()["num_key_value_heads"], 2);
+}
+
+#[test]
+fn a_window_tells_olmo3_from_olmo2() {
+    let config = |sample: &Sample| model(sample).config().unwrap();
+    let plain = config(&small("olmo2"));
+    assert_eq!((&plain["model_type"], plain.get("sliding_window")), (&json!("olmo2"), None));
+    let windowed = small("olmo2").number("olmo2.attention.sliding_window", 16);
+    let of_every_fourth = config(&windowed);
+    assert_eq!(of_every_fourth["model_type"], "olmo3");
+    assert_eq!(of_every_fourth["sliding_window"], 16);
+    assert_eq!(of_every_fourth["sliding_window_pattern"], 4);
+    let listed = config(&windowed.with("olmo2.attention.sliding_window_pattern", list(7, 2, &[0, 1])));
+    assert_eq!(listed["layer_types"], json!(["full_attention", "sliding_attention"]));
+}
+
+#[test]
+fn layers_of_exaone4_have_windows_only_if_the_file_has_one() {
+    assert_eq!(model(&small("exaone4")).config().unwrap()["sliding_window"], json!(null));
+    let windowed = small("exaone4").number("exaone4.attention.sliding_window", 16);
+    assert_eq!(model(&windowed).config().unwrap()["sliding_window"], 16);
+}
+
+#[test]
+fn experts_are_chosen_as_the_architecture_does_or_refused() {
+    let with_experts = |name: &str, gating: Option<u32>| {
+        let key = |key: &str| format!("{name}.{key}");
+        let sample = small(name)
+            .number(&key("expert_count"), 8)
+            .number(&key("expert_used_count"), 2)
+            .number(&key("expert_feed_forward_length"), 4)
+            .number(&key("leading_dense_block_count"), 1);
+        gating.into_iter().fold(sample, |sample, gating| sample.number(&key("expert_gating_func"), gating))
+    };
+    let config =
+        |name, gating| model(&with_experts(name, gating)).config().map_err(|error| error.to_string());
+    for gating in [None, Some(2)] {
+        let minimax = config("minimax-m2", gating).unwrap();
+        assert_eq!(
+            (&minimax["model_type"], &minimax["num_local_experts"]),
+            (&json!("minimax_m2"), &json!(8))
+        );
+        assert_eq!(minimax["use_routing_bias"], false, "the file has no correction");
+    }
+    for gating in [None, Some(1)] {
+        let ernie = config("ernie4_5-moe", gating).unwrap();
+        assert_eq!((&ernie["model_type"], &ernie["moe_num_experts"]), (&json!("ernie4_5_moe"), &json!(8)));
+        assert_eq!((&ernie["moe_layer_start_index"], &ernie["moe_layer_interval"]), (&json!(1), &json!(1)));
+        assert_eq!(ernie["moe_num_shared_experts"], 0);
+    }
+    for (name, gating, allowed) in [("minimax-m2", 1, "2 (sigmoid)"), ("ernie4_5-moe", 2, "1 (softmax)")] {
+        let error = config(name, Some(gating)).unwrap_err();
+        assert!(error.contains("expert_gating_func") && error.contains(allowed), "{error}");
+    }
+}
+
+#[test]
+fn biases_that_a_model_of_the_architecture_lacks_are_refused() {
+    let with_bias = |name: &str, tensor: &str| {
+        let sample = small(name).tensor(tensor, &[8], F32, 96).data(128);
+        model(&sample).config().map_err(|error| error.to_string())
+    };
+    for name in ["exaone4", "minimax-m2", "ernie4_5-moe", "ernie4_5"] {
+        let error = with_bias(name, "blk.0.attn_q.bias").unwrap_err();
+        assert!(error.contains(&format!("{name} with biases of some of its")), "{error}");
+    }
+    let seed = with_bias("seed_oss", "blk.0.attn_output.bias").unwrap();
+    let flags = ["attention_bias", "attention_out_bias", "mlp_bias"].map(|flag| seed[flag] == true);
+    assert_eq!(flags, [false, true, false]);
 }
 
 #[test]

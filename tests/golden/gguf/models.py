@@ -38,12 +38,15 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3", "phi3": "phi3", "granite": "granite", "olmo2": "olmo2", "olmoe": "olmoe",
     "qwen2_moe": "qwen2moe", "smollm3": "smollm3", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2", "glm": "chatglm", "glm4": "glm4", "glm4_moe": "glm4moe", "granitemoe": "granitemoe",
-    "starcoder2": "starcoder2", "cohere": "command-r", "cohere2": "cohere2",
+    "starcoder2": "starcoder2", "cohere": "command-r", "cohere2": "cohere2", "olmo3": "olmo2", "seed_oss": "seed_oss",
+    "exaone4": "exaone4", "ernie4_5": "ernie4_5", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2",
+    "glm4_moe_lite": "deepseek2",
 }
 NAMES = [
     "llama-gqa", "llama3-rope", "mistral", "mixtral", "qwen2", "qwen2-tied-v5", "qwen3", "gemma2", "gemma3", "phi3-long",
     "granite", "olmo2", "olmoe", "qwen2-moe", "smollm3", "gpt-oss", "gpt-oss-mxfp4", "deepseek-v2", "deepseek-v2-lite",
     "deepseek-v3", "glm", "glm4-v5", "glm4-moe", "granite-moe", "starcoder2", "cohere", "cohere2-v5",
+    "olmo3", "seed-oss", "exaone4", "ernie4-5", "ernie4-5-moe", "minimax-m2", "glm4-moe-lite",
 ]
 # Their queries and keys are permuted.
 ROTATES_ADJACENT = ["llama", "granite", "granitemoe", "smollm3"]
@@ -51,7 +54,7 @@ FACTORS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
 }
-WINDOWED = ("gemma2", "gemma3_text", "phi3", "gpt_oss", "starcoder2", "cohere2")
+WINDOWED = ("gemma2", "gemma3_text", "phi3", "gpt_oss", "starcoder2", "cohere2", "olmo3", "exaone4")
 Q = gguf.GGMLQuantizationType
 
 
@@ -176,6 +179,7 @@ def write_sizes(writer: gguf.GGUFWriter, config: dict) -> None:
     parameters = config.get("rope_parameters") or {}
     writer.add_rope_freq_base(config.get("rope_theta", parameters.get("rope_theta", 10000.0)))
     partial = config.get("partial_rotary_factor", parameters.get("partial_rotary_factor", 1.0))
+    partial = config["rotary_dim"] / head_dim if "rotary_dim" in config else partial
     writer.add_rope_dimension_count(config["qk_rope_head_dim"] if is_latent else int(head_dim * partial))
     if config.get("head_dim") and not is_latent:
         writer.add_key_length(head_dim)
@@ -184,10 +188,10 @@ def write_sizes(writer: gguf.GGUFWriter, config: dict) -> None:
 
 def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> None:
     kind = config["model_type"]
-    experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
+    experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts") or config.get("moe_num_experts")
     if experts:
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_used_count(config.get("num_experts_per_tok") or config["moe_k"])
     if "n_routed_experts" in config:
         write_grouped(writer, config)
     if "kv_lora_rank" in config:
@@ -204,6 +208,19 @@ def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> N
     if kind == "qwen2_moe":
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if kind in ("olmo3", "exaone4"):
+        every_fourth = ["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(config["num_hidden_layers"])]
+        writer.add_sliding_window_pattern([layer == "sliding_attention" for layer in config.get("layer_types", every_fourth)])
+    if kind == "ernie4_5_moe":
+        writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_count(config["moe_num_shared_experts"])
+        # llama.cpp's converter writes what is twice an expert's width in the published model.
+        writer.add_expert_shared_feed_forward_length(config["moe_num_shared_experts"] * config["moe_intermediate_size"])
+    if kind == "minimax_m2":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if kind in ("granite", "granitemoe"):
         for key, field in FACTORS.items():
             writer.add_float32(f"{kind}.{key}", config[field])
@@ -224,6 +241,8 @@ def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> N
         writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(scaling["beta_slow"])
+        if "attention_factor" in scaling:
+            writer.add_rope_scaling_yarn_attn_factor(scaling["attention_factor"])
         if "mscale_all_dim" in scaling:
             writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
             if scaling["mscale"] != scaling["mscale_all_dim"]:  # as in no published model

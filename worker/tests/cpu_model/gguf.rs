@@ -13,7 +13,7 @@ use crate::golden::Golden;
 use crate::goldens::check_model;
 
 /// Golden models that also exist as GGUF files.
-const NAMES: [&str; 26] = [
+const NAMES: [&str; 33] = [
     "llama-gqa",
     "llama3-rope",
     "mistral",
@@ -40,6 +40,13 @@ const NAMES: [&str; 26] = [
     "starcoder2",
     "cohere",
     "cohere2-v5",
+    "olmo3",
+    "seed-oss",
+    "exaone4",
+    "ernie4-5",
+    "ernie4-5-moe",
+    "minimax-m2",
+    "glm4-moe-lite",
 ];
 /// Part of the mixed model that the test opens.
 const MIXED: &str = "mixed/mixed-00001-of-00002.gguf";
