@@ -76,6 +76,8 @@ fn families() -> Vec<(&'static str, Value)> {
             json!({"hidden_act": "gelu_pytorch_tanh", "use_bias": true, "norm_epsilon": 1e-5}),
         ),
         with("olmo2", json!({})),
+        with("exaone4", json!({"sliding_window": 24, "sliding_window_pattern": 2})),
+        with("ernie4_5", json!({"use_bias": true, "head_dim": 32, "tie_word_embeddings": true})),
     ]
 }
 
@@ -95,6 +97,14 @@ fn mixtures() -> Vec<(&'static str, Value)> {
         with("mixtral", json!({"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": null})),
         with("qwen3_moe", sizes),
         with("qwen2_moe", shared),
+        with(
+            "ernie4_5_moe",
+            json!({"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 0}),
+        ),
+        with(
+            "minimax_m2",
+            json!({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 16}),
+        ),
     ]
 }
 

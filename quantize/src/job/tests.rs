@@ -7,9 +7,10 @@ use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use super::*;
 
 /// Tiny models with experts, alone or fused, some beside a shared network.
-const MIXTURES: [&str; 6] = ["qwen3-moe", "olmoe", "mixtral", "mixtral-v5", "qwen2-moe", "glm4-moe-v5"];
-/// The first layer of those has experts, except the last one's.
-const LAYERS: [usize; 6] = [0, 0, 0, 0, 0, 1];
+const MIXTURES: [&str; 8] =
+    ["qwen3-moe", "olmoe", "mixtral", "mixtral-v5", "qwen2-moe", "glm4-moe-v5", "ernie4-5-moe", "minimax-m2"];
+/// The first layer of each that has experts.
+const LAYERS: [usize; MIXTURES.len()] = [0, 0, 0, 0, 0, 1, 1, 0];
 
 fn golden(name: &str) -> PathBuf {
     skein_golden::path(format!("models/{name}"))
