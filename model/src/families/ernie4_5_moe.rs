@@ -21,8 +21,7 @@ const FLOOR: f64 = 1e-12;
 
 pub fn ernie4_5_moe(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     if fields.flag("use_bias", false)? {
-        // Versions 4 and 5 of transformers disagree about the experts' biases, and no published model has
-        // any.
+        // The experts have biases then in version 4 of transformers, and none in version 5.
         return Err(fields.wrong("use_bias", "false: biases beside experts are not supported".into()));
     }
     let mut spec = ernie(fields, None)?;

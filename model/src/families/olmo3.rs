@@ -34,7 +34,8 @@ pub fn olmo3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
 }
 
 /// Both rotations. `rope_parameters` may have an object for each kind of layer. Otherwise both kinds have the
-/// same base, and only layers without a window are scaled.
+/// same base, and only layers without a window are scaled. (Version 5 of transformers then gives the default
+/// base to layers with a window.)
 fn rotations(fields: &Fields<'_>, head_dim: usize) -> Result<Vec<Rotation>, LoadError> {
     let empty = Map::new();
     let parameters = object(fields, "rope_parameters")?.unwrap_or(&empty);
