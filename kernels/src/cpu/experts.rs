@@ -21,6 +21,8 @@ pub struct Routing {
     pub renormalises: bool,
     /// Least sum by which they are divided.
     pub floor: f32,
+    /// What is added to the sum, if it has no least value.
+    pub added: f32,
     /// Factor for the weights, applied last.
     pub scale: f32,
     /// Whether the weights multiply the experts' inputs instead of their outputs.
@@ -57,6 +59,7 @@ impl Routing {
             score: Score::Softmax,
             renormalises,
             floor: 0.0,
+            added: 0.0,
             scale: 1.0,
             weighs_inputs: false,
             groups: None,
@@ -136,6 +139,13 @@ impl Choices {
             for (number, weight) in self.numbers.iter().zip(&mut self.weights) {
                 self.factors[*number as usize] = std::mem::replace(weight, 1.0);
             }
+        }
+    }
+
+    /// Multiplies the weight of each chosen expert by its factor in `scales`, `[experts]`.
+    pub fn scale(&mut self, scales: &[f32]) {
+        for (weight, expert) in self.weights.iter_mut().zip(&self.experts) {
+            *weight *= scales[*expert as usize];
         }
     }
 
@@ -291,7 +301,9 @@ fn weigh(logits: &[f32], chosen: &[u32], routing: Routing, weights: &mut [f32]) 
     let all = || logits.iter().map(|logit| of(*logit)).sum::<f32>();
     let sum: f32 = match (routing.renormalises, routing.score) {
         // All sigmoids may be zero.
-        (true, _) if routing.floor == 0.0 => weights.iter().sum::<f32>() + f32::MIN_POSITIVE,
+        (true, _) if routing.floor == 0.0 => {
+            weights.iter().sum::<f32>() + routing.added.max(f32::MIN_POSITIVE)
+        }
         (true, Score::Softmax) => weights.iter().sum::<f32>().max(routing.floor * all()),
         (true, Score::Sigmoid) => weights.iter().sum::<f32>().max(routing.floor),
         (false, Score::Softmax) => all(),

@@ -18,6 +18,19 @@ pub struct WeightMatrix {
     start: usize,
     /// Stride between rows, in bytes.
     stride: usize,
+    /// Runs of rows, if rows are not evenly apart.
+    runs: Option<Runs>,
+}
+
+/// Rows in runs: within a run they are a stride apart.
+#[derive(Debug, Clone, Copy)]
+struct Runs {
+    /// Rows of a run.
+    len: usize,
+    /// Rows from the start of a run to the next one's, in strides.
+    every: usize,
+    /// Rows of the first run that are left out.
+    skipped: usize,
 }
 
 /// Element type and bytes of a matrix.
@@ -116,7 +129,7 @@ impl WeightMatrix {
         let stride = storage.bytes_of(cols);
         let expected = rows.checked_mul(stride);
         assert_eq!(Some(storage.bytes().len()), expected, "a [{rows}, {cols}] matrix fills its bytes");
-        Self { storage, rows, cols, start: 0, stride }
+        Self { storage, rows, cols, start: 0, stride, runs: None }
     }
 
     /// The part with these rows and columns, without a copy.
@@ -126,17 +139,36 @@ impl WeightMatrix {
     pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "{rows:?} of {} rows", self.rows);
         assert!(cols.start <= cols.end && cols.end <= self.cols, "{cols:?} of {} columns", self.cols);
-        let start = self.start + rows.start * self.stride + self.storage.bytes_of(cols.start);
-        Self { storage: self.storage.clone(), rows: rows.len(), cols: cols.len(), start, ..*self }
+        let skipped = |runs: Runs| Runs { skipped: runs.skipped + rows.start, ..runs };
+        let before = if self.runs.is_some() { 0 } else { rows.start * self.stride };
+        let (start, runs) = (self.start + before + self.storage.bytes_of(cols.start), self.runs.map(skipped));
+        Self { storage: self.storage.clone(), rows: rows.len(), cols: cols.len(), start, runs, ..*self }
     }
 
     /// Every `every`-th row, from the first, without a copy.
     ///
     /// # Panics
-    /// If `every` is 0.
+    /// If `every` is 0, or rows are in runs.
     pub fn every_row(&self, every: usize) -> Self {
+        assert!(self.runs.is_none(), "rows are evenly apart");
         let (rows, stride) = (self.rows.div_ceil(every), self.stride * every);
         Self { storage: self.storage.clone(), rows, stride, ..*self }
+    }
+
+    /// The first `len` of every `every` rows, without a copy.
+    ///
+    /// # Panics
+    /// If `len` is 0 or more than `every`, or rows are in runs already.
+    pub fn runs(&self, len: usize, every: usize) -> Self {
+        assert!((1..=every).contains(&len) && self.runs.is_none(), "runs of {len} of {every} rows");
+        let rows = self.rows / every * len + (self.rows % every).min(len);
+        let runs = Some(Runs { len, every, skipped: 0 });
+        Self { storage: self.storage.clone(), rows, runs, ..*self }
+    }
+
+    /// Whether its rows are not evenly apart.
+    pub fn is_in_runs(&self) -> bool {
+        self.runs.is_some()
     }
 
     /// Copy of `count` columns as rows: row `i` is column `first + i * every`.
@@ -233,7 +265,11 @@ impl WeightMatrix {
     /// Bytes of row `row`.
     pub fn row(&self, row: usize) -> &[u8] {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        &self.storage.bytes()[self.start + row * self.stride..][..self.row_bytes()]
+        let stored = self.runs.map_or(row, |Runs { len, every, skipped }| {
+            let row = row + skipped;
+            row / len * every + row % len
+        });
+        &self.storage.bytes()[self.start + stored * self.stride..][..self.row_bytes()]
     }
 
     /// Widens row `row` into `to`, which has `cols` values.
@@ -266,5 +302,15 @@ mod tests {
         let mut wide = [0.0; 10];
         whole.every_row(4).widen_row(1, &mut wide);
         assert_eq!((whole.every_row(4).rows(), wide[9]), (2, 49.0));
+        let firsts = |matrix: WeightMatrix| {
+            let first = |row| {
+                matrix.widen_row(row, &mut wide[..matrix.cols()]);
+                wide[0]
+            };
+            (0..matrix.rows()).map(first).collect::<Vec<_>>()
+        };
+        let mut firsts = firsts;
+        assert_eq!(firsts(whole.runs(2, 3)), [0.0, 10.0, 30.0, 40.0]);
+        assert_eq!(firsts(whole.part(1..6, 0..10).runs(2, 3).part(1..4, 4..7)), [24.0, 44.0, 54.0]);
     }
 }

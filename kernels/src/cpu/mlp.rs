@@ -3,6 +3,7 @@
 use super::disjoint::DisjointMut;
 use super::input::{Encoding, Input};
 use super::math::exp;
+use super::rows::Rows;
 use super::simd::{Kernel, Simd};
 use super::{Cpu, for_each_row};
 use crate::gate::Gate;
@@ -78,6 +79,27 @@ pub fn glu(cpu: &mut Cpu, activation: Gate, gate_up: &[f32], width: usize, out: 
         let (gate, up) = gate_up[row * 2 * width..][..2 * width].split_at(width);
         // SAFETY: each row is in one task.
         isa.run(Row { activation, gate, up, out: unsafe { out.part(row * width, width) } });
+    });
+}
+
+/// `activation(gates) * up`, encoded as the input of a product. `gates` is `[rows, width]`; rows of `up` may
+/// be longer.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn glu_into(
+    cpu: &mut Cpu,
+    activation: Gate,
+    (gates, up): (&[f32], Rows<'_>),
+    width: usize,
+    encoding: Encoding,
+    out: &mut Input,
+) {
+    assert!(gates.len().is_multiple_of(width), "gates are [rows, width]");
+    let isa = cpu.isa;
+    out.fill(cpu, encoding, gates.len() / width, width, |row, out| {
+        let up = &up.values[row * up.stride..][..width];
+        isa.run(Row { activation, gate: &gates[row * width..][..width], up, out });
     });
 }
 
@@ -162,7 +184,6 @@ pub(super) fn gate_in_place<F: Activation>(f: F, gate: &mut [f32], up: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::rows::Rows;
     use crate::cpu::simd::Isa;
 
     fn check(activation: Gate, relative: f64, exact: fn(f64) -> f64) {

@@ -157,7 +157,7 @@ impl Kernel for AddRow<'_> {
 
 /// `1 / sqrt(mean(x²) + eps)`.
 #[inline(always)]
-fn per_rms<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
+pub(super) fn per_rms<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
     let width = x.len();
     let mut squares = s.zero();
     let mut at = 0;

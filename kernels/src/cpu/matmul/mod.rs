@@ -20,6 +20,7 @@ use super::disjoint::DisjointMut;
 use super::input::Input;
 use super::packed::formats::multiply;
 use super::packed::{Layout, PANEL};
+use super::rows::RowsMut;
 use super::simd::integer::IntegerIsa;
 pub use gated::{Gated, gated_matmul};
 pub use grouped::{grouped_gated_matmul, grouped_matmul};
@@ -34,22 +35,32 @@ use unpacked::ProductId;
 /// # Panics
 /// If the shapes disagree.
 pub fn matmul(cpu: &mut Cpu, x: &Input, stack: &[Linear<'_>], y: &mut [f32], write: Write) {
+    let stride = stack.iter().map(|linear| linear.weights.rows()).sum();
+    assert_eq!(y.len(), x.rows() * stride, "y is [m, rows]");
+    matmul_rows(cpu, x, stack, RowsMut { values: y, stride }, write);
+}
+
+/// Like [`matmul`], with rows of `y` that may be longer than the outputs.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn matmul_rows(cpu: &mut Cpu, x: &Input, stack: &[Linear<'_>], y: RowsMut<'_>, write: Write) {
     let integers = cpu.isa.integers();
     matmul_on(cpu, integers, x, stack, y, write);
 }
 
-/// [`matmul`] on a given integer instruction set.
+/// [`matmul_rows`] on a given integer instruction set.
 fn matmul_on(
     cpu: &mut Cpu,
     integers: IntegerIsa,
     x: &Input,
     stack: &[Linear<'_>],
-    y: &mut [f32],
+    y: RowsMut<'_>,
     write: Write,
 ) {
     let rows: usize = stack.iter().map(|linear| linear.weights.rows()).sum();
-    let m = x.rows();
-    assert_eq!(y.len(), m * rows, "y is [m, rows]");
+    let (m, RowsMut { values: y, stride }) = (x.rows(), y);
+    assert!(stride >= rows && (m == 0 || y.len() >= (m - 1) * stride + rows), "y has [m, rows]");
     stack.iter().for_each(|linear| linear.check(x));
     if m == 0 || stack.is_empty() {
         return;
@@ -77,8 +88,8 @@ fn matmul_on(
                 // Only a guess: this thread's share may end here.
                 let next = linear.weights_from(first + count.next_multiple_of(PANEL));
                 let x_rows = pass.rows(m);
-                let at = x_rows.start * rows + column + first;
-                let y = Destination { values: &shared, stride: rows, at, is_near: false };
+                let at = x_rows.start * stride + column + first;
+                let y = Destination { values: &shared, stride, at, is_near: false };
                 let (linear, rows) = (*linear, x_rows);
                 let part = Part { key, x, rows, linear, first, count, streams, next, pass, y, write };
                 return multiply(&part, isa, integers);

@@ -53,6 +53,23 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
+#[test]
+fn longer_rows_get_the_same_bits_and_keep_the_rest() {
+    let (m, k, outputs, stride) = (37, 96, [40, 21], 70);
+    let weights = [0, 1].map(|i| packed(i, &values(outputs[i] * k, i as u32 + 5), outputs[i], k));
+    let stack = weights.each_ref().map(Linear::from);
+    let (cpu, mut x) = (&mut Cpu::new(2), Input::default());
+    x.set(cpu, Encoding::F32, &values(m * k, 9), k);
+    let mut y = vec![0.0; m * 61];
+    matmul(cpu, &x, &stack, &mut y, Write::Set);
+    let mut longer = vec![7.0; m * stride];
+    matmul_rows(cpu, &x, &stack, RowsMut { values: &mut longer[4..], stride }, Write::Set);
+    for (row, longer) in y.chunks_exact(61).zip(longer.chunks_exact(stride)) {
+        assert_eq!(bits(&longer[4..65]), bits(row));
+        assert!(longer[..4].iter().chain(&longer[65..]).all(|kept| *kept == 7.0));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(50))]
 

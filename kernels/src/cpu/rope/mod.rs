@@ -78,7 +78,7 @@ pub fn scale_by_position(
 
 /// The query, key and value heads of a batch, and the slots for its keys and values.
 pub struct Projected<'a> {
-    /// `[rows, (heads + 2 * kv_heads) * head_dim]`: queries, keys, values.
+    /// `[rows, (heads + 2 * kv_heads) * head_dim]`: queries, keys, values. Rows may be longer.
     pub qkv: &'a mut [f32],
     /// Number of query heads.
     pub heads: usize,
@@ -97,8 +97,12 @@ pub struct Projected<'a> {
 pub fn rotate_and_write(cpu: &mut Cpu, cache: &mut KvCache, layer: usize, projected: Projected<'_>) {
     let Projected { qkv, heads, cos, sin, slots } = projected;
     let (kv_heads, head_dim) = (cache.shape().kv_heads, cache.shape().head_dim);
-    let (half, stride) = (head_dim / 2, (heads + 2 * kv_heads) * head_dim);
-    assert!(qkv.len() == slots.len() * stride, "qkv is [slots, (heads + 2 * kv_heads) * head_dim]");
+    let (half, width) = (head_dim / 2, (heads + 2 * kv_heads) * head_dim);
+    let stride = qkv.len() / slots.len().max(1);
+    assert!(
+        qkv.len() == slots.len() * stride && (stride >= width || slots.is_empty()),
+        "qkv is [slots, (heads + 2 * kv_heads) * head_dim]"
+    );
     assert!(
         cos.len() == slots.len() * half && sin.len() == cos.len(),
         "cos and sin are [rows, head_dim / 2]"
@@ -111,13 +115,13 @@ pub fn rotate_and_write(cpu: &mut Cpu, cache: &mut KvCache, layer: usize, projec
         let rotated = &mut x[..(heads + kv_heads) * head_dim];
         isa.run(Rotate { x: rotated, cos: &cos[row * half..][..half], sin: &sin[row * half..][..half] });
         // SAFETY: slots are distinct, and each row is in one task.
-        isa.run(unsafe { slots_of.write(slots[row], &x[heads * head_dim..]) });
+        isa.run(unsafe { slots_of.write(slots[row], &x[heads * head_dim..width]) });
     };
     // Consecutive slots, as in prefill, share cache lines: threads should not write adjacent ones.
     if rows >= 4 * ROWS_PER_TASK * threads {
         for_each_run(cpu, rows, ROWS_PER_TASK, work);
     } else {
-        for_each_row_of(cpu, rows, stride, work);
+        for_each_row_of(cpu, rows, width, work);
     }
 }
 

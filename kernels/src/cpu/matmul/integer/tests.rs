@@ -6,7 +6,7 @@ use super::super::super::Cpu;
 use super::super::super::input::{Encoding, GROUP, INPUT_GROUP, Input};
 use super::super::super::packed::formats::int4::step_at;
 use super::super::super::packed::{Layout, Packed};
-use super::super::super::rows::Rows;
+use super::super::super::rows::{Rows, RowsMut};
 use super::super::super::simd::integer::IntegerIsa;
 use super::super::{Linear, Write, matmul_on};
 use super::*;
@@ -124,7 +124,8 @@ fn check(m: usize, layout: Layout, seed: u32, with_bias: bool, add: bool) {
         for threads in [1, 3] {
             let mut y = before.clone();
             let write = if add { Write::Add } else { Write::Set };
-            matmul_on(&mut Cpu::new(threads), isa, &x, &[linear], &mut y, write);
+            let to = RowsMut { values: &mut y, stride: rows };
+            matmul_on(&mut Cpu::new(threads), isa, &x, &[linear], to, write);
             assert_eq!(
                 bits(&y),
                 bits(&expected),
@@ -184,7 +185,8 @@ fn sums_of_the_largest_codes_do_not_overflow() {
         x.set(cpu, Encoding::Int8, &vec![-1.0; cols], cols);
         for isa in IntegerIsa::available() {
             let mut y = [0.0];
-            matmul_on(cpu, isa, &x, &[packed.into()], &mut y, Write::Set);
+            let to = RowsMut { values: &mut y, stride: 1 };
+            matmul_on(cpu, isa, &x, &[packed.into()], to, Write::Set);
             assert_eq!(bits(&y), bits(&reference(&x, packed)), "{format:?} on {}", isa.name());
             assert!(y[0] < 0.0);
         }
