@@ -26,23 +26,31 @@ pub struct RunTruncated {
     pub new_end: u32,
 }
 
-/// A cached block without the keys of layers that attend to a window (`is_open`), or one that is no longer
-/// such a block: it has got them again, or was evicted.
+/// A block has become a gap, or is one no longer. The worker's [`Gaps`] say what it lacks: the keys of layers
+/// that attend to a window, or a state.
+///
+/// With windows, a block is no gap until it is said to be one; with states, it is one until it is said to be
+/// none. An evicted block returns to that: with windows a gap closes, with states a block with one opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
     /// Hash of the block.
     pub hash: BlockHash,
-    /// Whether the keys are missing.
+    /// Whether the keys, or the state, are missing.
     pub is_open: bool,
 }
 
-/// Blocks that end no prefix that can be shared, because layers with a window would miss keys.
+/// Where cached prefixes cannot be shared: layers with a window would miss keys, or layers with a state would
+/// miss it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Gaps {
-    /// Number of blocks before the end of a prefix that must not be gaps; 0 = there are no gaps.
+    /// Number of blocks before the end of a prefix that must not be gaps; 0 = there are no gaps. Not read if
+    /// `are_ends`: of a model with windows and states, only the states count.
     pub window_blocks: u32,
-    /// Cached blocks that are gaps.
+    /// Cached blocks that are gaps; if `are_ends`, those that are none.
     pub hashes: Vec<BlockHash>,
+    /// Whether `hashes` are *ends*: the only blocks after which a prompt can resume, because these have the
+    /// state of recurrent layers. True also while there are none.
+    pub are_ends: bool,
 }
 
 /// A change of the cache's contents. The truncations happened before the stores.

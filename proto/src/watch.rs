@@ -44,7 +44,7 @@ pub enum WatchBody {
 pub struct Snapshot {
     /// Parents before their children.
     pub runs: Vec<RunStored>,
-    /// Blocks without the keys of some layers.
+    /// Blocks without the keys or the state of some layers.
     pub gaps: Gaps,
     /// Streams that can be read from this worker, oldest first.
     pub stream_keys: Vec<StreamKey>,
@@ -112,6 +112,7 @@ impl From<Snapshot> for wire::CacheSnapshot {
         Self {
             gaps: gaps.hashes,
             window_blocks: gaps.window_blocks,
+            gaps_are_ends: gaps.are_ends,
             runs: runs.into_iter().map(Into::into).collect(),
             stream_keys: stream_keys.into_iter().map(StreamKey::to_wire).collect(),
         }
@@ -122,7 +123,11 @@ impl From<wire::CacheSnapshot> for Snapshot {
     fn from(snapshot: wire::CacheSnapshot) -> Self {
         Self {
             runs: snapshot.runs.into_iter().map(Into::into).collect(),
-            gaps: Gaps { window_blocks: snapshot.window_blocks, hashes: snapshot.gaps },
+            gaps: Gaps {
+                window_blocks: snapshot.window_blocks,
+                hashes: snapshot.gaps,
+                are_ends: snapshot.gaps_are_ends,
+            },
             stream_keys: snapshot.stream_keys.iter().filter_map(|key| StreamKey::from_wire(key)).collect(),
         }
     }

@@ -203,8 +203,10 @@ fn what_a_worker_says_of_itself() {
     let stream_keys = vec![(0..16).collect(), (16..32).collect()];
     let keyed = CacheSnapshot { stream_keys, ..snapshot.clone() };
     check("event.snapshot.stream_keys", event(worker_event::Event::Snapshot(keyed)));
-    let gapped = CacheSnapshot { gaps: vec![0x2222], window_blocks: 3, ..snapshot };
+    let gapped = CacheSnapshot { gaps: vec![0x2222], window_blocks: 3, ..snapshot.clone() };
     check("event.snapshot.gaps", event(worker_event::Event::Snapshot(gapped)));
+    let ends = CacheSnapshot { gaps: vec![0x2222], gaps_are_ends: true, ..snapshot };
+    check("event.snapshot.ends", event(worker_event::Event::Snapshot(ends)));
     let truncated = vec![RunTruncated { handle: 4, new_end: 2 }];
     let change = CacheDelta { truncated, stored: vec![run], gaps: Vec::new() };
     check("event.cache", event(worker_event::Event::Cache(change.clone())));

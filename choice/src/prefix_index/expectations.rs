@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
-use skein_proto::runs::RunStored;
 
 use super::columns::Column;
 use super::hash_map::{ByHash, shrink};
@@ -61,6 +60,8 @@ struct Expecter {
     column: Column,
     /// Number of its expectations that contain the block.
     count: u32,
+    /// Number of these whose last block it is.
+    ends: u32,
 }
 
 impl Expecters {
@@ -72,10 +73,11 @@ impl Expecters {
         std::iter::once(&mut self.first).chain(&mut self.more).find(|expecter| expecter.column == column)
     }
 
-    /// Removes one expectation of `column`; returns whether any is left.
-    fn remove_one(&mut self, column: Column) -> bool {
+    /// Removes one expectation of `column`, of which the block `is_last`; returns whether any is left.
+    fn remove_one(&mut self, column: Column, is_last: bool) -> bool {
         let Some(expecter) = self.find(column) else { return true };
         expecter.count -= 1;
+        expecter.ends -= u32::from(is_last);
         self.more.retain(|expecter| expecter.count > 0);
         if self.first.count == 0 {
             let Some(next) = self.more.pop() else { return false };
@@ -86,8 +88,10 @@ impl Expecters {
 }
 
 impl Expectations {
-    /// Extends each worker's `hits` by the blocks of `chain` that it expects.
-    pub fn search(&self, chain: &[BlockHash], hits: &mut [u32]) {
+    /// Extends each worker's `hits` by the blocks of `chain` that it expects. Sets `resumable` to the number
+    /// of leading blocks up to the last one with which an expectation ends: a worker with states keeps one at
+    /// a prompt's end, and perhaps others, but where is unknown.
+    pub fn search(&self, chain: &[BlockHash], hits: &mut [u32], resumable: &mut [u32]) {
         if self.by_block.is_empty() {
             return;
         }
@@ -98,6 +102,9 @@ impl Expectations {
                 if *hit as usize == at {
                     *hit += 1;
                 }
+                if expecter.ends > 0 && *hit as usize > at {
+                    resumable[expecter.column as usize] = at as u32 + 1;
+                }
             }
         }
     }
@@ -107,15 +114,15 @@ impl Expectations {
         if hashes.is_empty() {
             return;
         }
-        for &hash in hashes {
-            let new = Expecter { column, count: 1 };
+        for (at, &hash) in hashes.iter().enumerate() {
+            let new = Expecter { column, count: 1, ends: u32::from(at + 1 == hashes.len()) };
             match self.by_block.entry(hash) {
                 std::collections::hash_map::Entry::Vacant(entry) => {
                     entry.insert(Expecters { first: new, more: Vec::new() });
                 }
                 std::collections::hash_map::Entry::Occupied(mut entry) => {
                     match entry.get_mut().find(column) {
-                        Some(known) => known.count += 1,
+                        Some(known) => (known.count, known.ends) = (known.count + 1, known.ends + new.ends),
                         None => entry.get_mut().more.push(new),
                     }
                 }
@@ -148,14 +155,12 @@ impl Expectations {
         }
     }
 
-    /// Removes the worker's expectations whose last block is in `stored`.
-    pub fn settle(&mut self, column: Column, stored: &[RunStored]) {
+    /// Removes the worker's expectations whose last block is one of `cached`.
+    pub fn settle(&mut self, column: Column, cached: impl Iterator<Item = BlockHash>) {
         let Some(queue) = self.by_column.get(column as usize).filter(|queue| queue.blocks > 0) else {
             return;
         };
-        let is_expected = |hash: &&BlockHash| self.by_block.contains_key(*hash);
-        let mut cached: Vec<BlockHash> =
-            stored.iter().flat_map(|run| run.hashes.iter().filter(is_expected)).copied().collect();
+        let mut cached: Vec<BlockHash> = cached.filter(|hash| self.by_block.contains_key(hash)).collect();
         cached.sort_unstable();
         let is_settled =
             |waiting: &Waiting| waiting.hashes.last().is_some_and(|last| cached.binary_search(last).is_ok());
@@ -176,9 +181,10 @@ impl Expectations {
         let Some(dropped) = queue.waiting.remove(at) else { return };
         queue.blocks -= dropped.hashes.len();
         self.blocks -= dropped.hashes.len();
-        for hash in dropped.hashes {
+        for (at, &hash) in dropped.hashes.iter().enumerate() {
+            let is_last = at + 1 == dropped.hashes.len();
             if let std::collections::hash_map::Entry::Occupied(mut entry) = self.by_block.entry(hash)
-                && !entry.get_mut().remove_one(column)
+                && !entry.get_mut().remove_one(column, is_last)
             {
                 entry.remove();
             }

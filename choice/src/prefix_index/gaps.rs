@@ -1,5 +1,6 @@
-//! Cached blocks without the keys of layers that attend to a window. A prefix that ends soon after one cannot
-//! be shared. Pure.
+//! Cached blocks without something that the next token needs. Of workers with windows: the keys of layers
+//! that attend to one, so a prefix that ends soon after such a block cannot be shared. Workers with states
+//! report the blocks that have one instead; see [`ends`](super::ends). Pure.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,17 +8,22 @@ use skein_proto::block_hash::BlockHash;
 use skein_proto::runs::{Gap, Gaps};
 
 use super::columns::Column;
+use super::ends::EndsByColumn;
 use super::hash_map::Mixed;
 
 /// Most gaps of a worker. Beyond, further ones are dropped, and hits may be predicted too long.
 const MAX_GAPS_EACH: usize = 1 << 20;
 
-/// Gaps of the workers that have any kind of window.
+/// Gaps of the workers that have windows or states.
 #[derive(Debug, Default)]
-pub(super) struct GapsByColumn(BTreeMap<Column, OfWorker>);
+pub(super) struct GapsByColumn {
+    windows: BTreeMap<Column, OfWindows>,
+    ends: EndsByColumn,
+}
 
+/// Gaps of a worker with windows.
 #[derive(Debug)]
-struct OfWorker {
+struct OfWindows {
     /// Number of blocks before the end of a prefix that must not be gaps.
     window_blocks: usize,
     open: HashSet<BlockHash, Mixed>,
@@ -25,37 +31,55 @@ struct OfWorker {
 
 impl GapsByColumn {
     /// Replaces all gaps of a worker.
-    pub fn replace(&mut self, column: Column, Gaps { window_blocks, hashes }: &Gaps) {
-        if *window_blocks == 0 {
-            self.0.remove(&column);
-            return;
+    pub fn replace(&mut self, column: Column, gaps: &Gaps) {
+        let &Gaps { window_blocks, ref hashes, are_ends } = gaps;
+        self.windows.remove(&column);
+        self.ends.remove(column);
+        if are_ends {
+            self.ends.open(column, hashes);
+        } else if window_blocks > 0 {
+            let open = hashes.iter().copied().take(MAX_GAPS_EACH).collect();
+            self.windows.insert(column, OfWindows { window_blocks: window_blocks as usize, open });
         }
-        let open = hashes.iter().copied().take(MAX_GAPS_EACH).collect();
-        self.0.insert(column, OfWorker { window_blocks: *window_blocks as usize, open });
+    }
+
+    /// Whether the worker reports blocks with a state.
+    pub fn are_ends(&self, column: Column) -> bool {
+        self.ends.contains(column)
     }
 
     /// Applies changes of a worker's gaps, in order.
     pub fn apply(&mut self, column: Column, changes: &[Gap]) {
-        let Some(of_worker) = self.0.get_mut(&column) else { return };
+        changes.iter().for_each(|&Gap { hash, is_open }| self.ends.set(column, hash, !is_open));
+        let Some(of_windows) = self.windows.get_mut(&column) else { return };
         for &Gap { hash, is_open } in changes {
             if !is_open {
-                of_worker.open.remove(&hash);
-            } else if of_worker.open.len() < MAX_GAPS_EACH {
-                of_worker.open.insert(hash);
+                of_windows.open.remove(&hash);
+            } else if of_windows.open.len() < MAX_GAPS_EACH {
+                of_windows.open.insert(hash);
             }
         }
     }
 
-    /// Shortens each worker's hit to what it can share of `chain`.
-    pub fn shorten(&self, chain: &[BlockHash], hits: &mut [u32]) {
-        for (column, of_worker) in self.0.iter().filter(|(_, of_worker)| !of_worker.open.is_empty()) {
+    /// Shortens each worker's hit to what it can share of `chain`. `resumable` has the number of blocks of it
+    /// after which each worker is expected to have a state, 0 if none is expected; it is overwritten.
+    pub fn shorten(&self, chain: &[BlockHash], hits: &mut [u32], resumable: &mut [u32]) {
+        for (column, of_windows) in self.windows.iter().filter(|(_, of_windows)| !of_windows.open.is_empty())
+        {
             let hit = &mut hits[*column as usize];
-            *hit = of_worker.usable(&chain[..(*hit as usize).min(chain.len())]) as u32;
+            *hit = of_windows.usable(&chain[..(*hit as usize).min(chain.len())]) as u32;
         }
+        self.ends.shorten(chain, hits, resumable);
+    }
+
+    /// Whether nothing is known of any worker.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.windows.is_empty() && self.ends.is_empty()
     }
 }
 
-impl OfWorker {
+impl OfWindows {
     /// Number of leading blocks of `held` that can be shared: the most whose last blocks are no gaps.
     fn usable(&self, held: &[BlockHash]) -> usize {
         let (mut end, mut at) = (held.len(), held.len());
@@ -75,9 +99,9 @@ mod tests {
 
     fn check(window_blocks: u32, open: &[BlockHash], held: &[BlockHash], expected: u32) {
         let mut gaps = GapsByColumn::default();
-        gaps.replace(1, &Gaps { window_blocks, hashes: open.to_vec() });
+        gaps.replace(1, &Gaps { window_blocks, hashes: open.to_vec(), are_ends: false });
         let mut hits = [0, held.len() as u32, held.len() as u32];
-        gaps.shorten(held, &mut hits);
+        gaps.shorten(held, &mut hits, &mut [0; 3]);
         assert_eq!(hits, [0, expected, held.len() as u32], "{window_blocks} of {open:?} in {held:?}");
     }
 
@@ -98,16 +122,18 @@ mod tests {
         let mut gaps = GapsByColumn::default();
         let hit = |gaps: &GapsByColumn| {
             let mut hits = [3];
-            gaps.shorten(&[1, 2, 3], &mut hits);
+            gaps.shorten(&[1, 2, 3], &mut hits, &mut [0]);
             hits[0]
         };
         gaps.apply(0, &[Gap { hash: 3, is_open: true }]);
         assert_eq!(hit(&gaps), 3, "a worker without windows has no gaps");
-        gaps.replace(0, &Gaps { window_blocks: 1, hashes: vec![3] });
+        gaps.replace(0, &Gaps { window_blocks: 1, hashes: vec![3], are_ends: false });
         assert_eq!(hit(&gaps), 2);
         gaps.apply(0, &[Gap { hash: 3, is_open: false }, Gap { hash: 2, is_open: true }]);
         assert_eq!(hit(&gaps), 3);
+        gaps.replace(0, &Gaps { window_blocks: 1, hashes: vec![2], are_ends: true });
+        assert_eq!(hit(&gaps), 2, "states count, not windows");
         gaps.replace(0, &Gaps::default());
-        assert!(gaps.0.is_empty());
+        assert!(gaps.is_empty());
     }
 }

@@ -6,6 +6,7 @@
 
 mod columns;
 mod desync;
+mod ends;
 mod expectations;
 mod gaps;
 mod hash_map;
@@ -56,6 +57,8 @@ struct Place {
 #[derive(Debug, Default)]
 pub struct Hits {
     by_column: Vec<u32>,
+    /// Scratch of a search: leading blocks up to the last one after which each worker has or expects a state.
+    resumable: Vec<u32>,
 }
 
 impl Hits {
@@ -82,11 +85,14 @@ impl PrefixIndex {
 
     /// Finds the leading blocks of `chain` at every worker. Does not allocate once `hits` has its size.
     pub fn search(&self, chain: &[BlockHash], hits: &mut Hits) {
-        hits.by_column.clear();
-        hits.by_column.resize(self.columns as usize, 0);
-        self.tree.search(chain, &mut hits.by_column);
-        self.expected.search(chain, &mut hits.by_column);
-        self.gaps.shorten(chain, &mut hits.by_column);
+        let Hits { by_column, resumable } = hits;
+        for each in [&mut *by_column, &mut *resumable] {
+            each.clear();
+            each.resize(self.columns as usize, 0);
+        }
+        self.tree.search(chain, by_column);
+        self.expected.search(chain, by_column, resumable);
+        self.gaps.shorten(chain, by_column, resumable);
     }
 
     /// Number of `worker` in [`Hits`], valid from its first use until it is removed.
@@ -119,6 +125,11 @@ impl PrefixIndex {
     pub fn apply(&mut self, worker: WorkerId, change: &CacheChange) -> Result<(), Desync> {
         let Place { slot, column } = self.place(worker);
         self.gaps.apply(column, &change.gaps);
+        if self.gaps.are_ends(column) {
+            // A block that was cached before gets a state without being stored again.
+            let closed = change.gaps.iter().filter(|gap| !gap.is_open);
+            self.expected.settle(column, closed.map(|gap| gap.hash));
+        }
         for &RunTruncated { handle, new_end } in &change.truncated {
             self.tree.truncate(slot, handle, new_end)?;
         }
@@ -133,7 +144,7 @@ impl PrefixIndex {
             self.tree.store(slot, run)?;
             self.enforce_limit();
         }
-        self.expected.settle(column, runs);
+        self.expected.settle(column, runs.iter().flat_map(|run| &run.hashes).copied());
         Ok(())
     }
 

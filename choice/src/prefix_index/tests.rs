@@ -1,6 +1,8 @@
 //! The index against a naive model: for each worker, the set of token prefixes in its cache.
 //! `TEST_INDEX_SEEDS=10000` runs more seeds than usual.
 
+mod ends;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
