@@ -15,7 +15,7 @@ use super::adapter_modules::{Modules, PREFIX};
 use super::checkpoint::SafetensorsFiles as Weights;
 use super::checkpoint::quantised::{Raw, float};
 use super::fields::{Fields, read_json, read_object};
-use super::tensors::{Kind, Tensor};
+use super::tensors::{Kind, Place, Tensor};
 use crate::shard::Part;
 
 const CONFIG: &str = "adapter_config.json";
@@ -47,6 +47,8 @@ pub struct Delta {
     scale: f32,
     /// Row of `b` that holds the matrix's first output.
     first_row: usize,
+    /// Which rows of `b` from that on are its outputs.
+    place: Place,
 }
 
 impl Adapter {
@@ -125,7 +127,7 @@ impl Adapter {
             check(&a, &[rank, tensor.cols], rank)?;
             check(&b, &[stored.shape.first().copied().unwrap_or_default(), rank], rank)?;
             let scale = self.config.scale(own, rank);
-            return Ok(Some(Delta { a, b, scale, first_row: stored.first_row }));
+            return Ok(Some(Delta { a, b, scale, first_row: stored.first_row, place: stored.place }));
         }
         Ok(None)
     }
@@ -190,7 +192,7 @@ impl Delta {
 
     /// A weight of the matrix B, for an output of `tensor` in the device's order.
     pub(super) fn b(&self, tensor: &Tensor, output: usize, component: usize) -> f32 {
-        let row = self.first_row + tensor.stored_row(output);
+        let row = self.first_row + self.place.row(tensor.stored_row(output));
         float(&self.b.bytes, self.b.dtype, row * self.rank() + component)
     }
 
@@ -235,7 +237,8 @@ impl Delta {
                     let mut row_values = vec![0.0; cols];
                     for (i, to) in to.chunks_mut(cols * value_bytes).enumerate() {
                         let row = part * rows_each + i;
-                        self.row(weights, row, self.first_row + stored_row(row), a, &mut row_values);
+                        let output = self.first_row + self.place.row(stored_row(row));
+                        self.row(weights, row, output, a, &mut row_values);
                         store(weights.storage(), &row_values, to);
                     }
                 });

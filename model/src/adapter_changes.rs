@@ -9,8 +9,8 @@ use crate::shard::Shard;
 
 /// Why a matrix cannot be changed while the model serves.
 const NOT_BESIDE: &str = "changes a matrix that cannot be changed beside the model: served adapters change \
-    attention (not latent), dense feed-forward networks and an untied head; one adapter may be merged \
-    into the weights at load instead (--lora-modules without --enable-lora)";
+    attention (not latent, and no queries with gates), dense feed-forward networks and an untied head; one \
+    adapter may be merged into the weights at load instead (--lora-modules without --enable-lora)";
 
 /// Place of a matrix: its product, and which of the product's matrices it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -332,7 +332,7 @@ mod tests {
             json!({"model_type": "gpt_neox"}),
             &["model_type", "gpt_neox, LlamaFor", "llama", "qwen3"],
         );
-        check_refused(json!({"model_type": "qwen3_next"}), &["qwen3_next", "the nearest is qwen3)"]);
+        check_refused(json!({"model_type": "qwen3_omni"}), &["qwen3_omni", "the nearest is qwen3)"]);
         check_refused(
             json!({"model_type": "mllama"}),
             &["mllama, LlamaForCausalLM is not supported; supported: cohere"],

@@ -2,7 +2,8 @@
 
 use skein_kernels::cpu::kv_cache::KvType;
 
-use super::spec::{AttentionSpec, Spec};
+use super::role::Role;
+use super::spec::{LayerSpec, Spec};
 use super::tensors::{self, Kind, Tensor};
 
 /// Bytes and operations that no implementation can avoid.
@@ -74,20 +75,24 @@ pub struct ValueBytes {
 impl Spec {
     /// Bytes of one token in the CPU backend's KV cache.
     pub fn kv_bytes_per_token(&self, kind: KvType) -> u64 {
-        let AttentionSpec { kv_heads, head_dim, .. } = self.attention;
-        (self.attention.cached_rows() * self.layers.len() * kv_heads * kind.head_bytes(head_dim)) as u64
+        self.caching_layers().map(|layer| self.kv_bytes_of(layer, kind)).sum()
     }
 
     /// Bytes of one token in the layers with a window.
     pub fn windowed_kv_bytes_per_token(&self, kind: KvType) -> u64 {
-        self.kv_bytes_per_token(kind) / self.layers.len().max(1) as u64 * self.windowed_layers() as u64
+        let windowed = self.caching_layers().filter(|layer| layer.window.is_some());
+        windowed.map(|layer| self.kv_bytes_of(layer, kind)).sum()
+    }
+
+    fn kv_bytes_of(&self, layer: &LayerSpec, kind: KvType) -> u64 {
+        let attention = self.attention_of_layer(layer);
+        (attention.cached_rows() * attention.kv_heads * kind.head_bytes(attention.head_dim)) as u64
     }
 
     /// Bytes of all products' weights at `bits_per_weight`. A table for lookups stays in its file.
     pub fn cpu_weight_bytes(&self, bits_per_weight: u64) -> u64 {
         let tensors = tensors::all(self);
-        let in_layers = tensors.iter().filter(|tensor| tensor.layer.is_some());
-        let in_layers = in_layers.filter(|tensor| matches!(tensor.kind, Kind::Matrix(..)));
+        let in_layers = tensors.iter().filter(|tensor| is_of_layers(tensor));
         let weights: u64 = in_layers.chain([tensors::head(&tensors)]).map(|tensor| tensor.len() as u64).sum();
         weights.saturating_mul(bits_per_weight) / 8
     }
@@ -102,25 +107,32 @@ impl Spec {
     /// out as negligible.
     pub fn cost(&self, bytes: ValueBytes) -> StepCost {
         let tensors = tensors::all(self);
-        let is_in_layer =
-            |tensor: &&Tensor| tensor.layer.is_some() && matches!(tensor.kind, Kind::Matrix(..));
         // A token uses only some experts; all are equally large.
         let is_used = |tensor: &&Tensor| {
             let experts = tensor.layer.and_then(|layer| self.layers[layer].feed_forward.experts);
             let used = experts.map_or(usize::MAX, |experts| experts.routing.per_token);
             tensor.expert.is_none_or(|expert| expert < used)
         };
-        let used = tensors.iter().filter(is_in_layer).filter(is_used);
+        let used = tensors.iter().filter(|tensor| is_of_layers(tensor)).filter(is_used);
         let in_layers: u64 = used.map(|tensor| tensor.len() as u64).sum();
         let in_head = tensors::head(&tensors).len() as u64;
         StepCost {
             weight_bytes: in_layers * bytes.layers + in_head * bytes.head,
             weights: in_layers + in_head,
             head_weights: in_head,
-            kv_bytes_per_token: (self.attention.cached_rows() * self.layers.len() * self.attention.kv_width())
-                as u64
-                * bytes.kv,
+            kv_bytes_per_token: self.cached_values() * bytes.kv,
             product: Product::default(),
         }
     }
+
+    /// Cached values of a token in all layers.
+    fn cached_values(&self) -> u64 {
+        let of = |layer| self.attention_of_layer(layer);
+        self.caching_layers().map(|layer| (of(layer).cached_rows() * of(layer).kv_width()) as u64).sum()
+    }
+}
+
+/// Whether it is a matrix that every token is multiplied with.
+fn is_of_layers(tensor: &Tensor) -> bool {
+    matches!(tensor.kind, Kind::Matrix(..)) && tensor.role != Role::Head
 }

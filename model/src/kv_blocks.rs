@@ -9,11 +9,13 @@ pub struct KvBlocks {
     pub blocks: u32,
     /// Blocks of the layers that attend to a window; `None` = none apart.
     pub window: Option<WindowBlocks>,
+    /// Slots for the states of recurrent layers; `None` = the model has no such layers.
+    pub states: Option<u32>,
 }
 
 impl From<u32> for KvBlocks {
     fn from(blocks: u32) -> Self {
-        Self { blocks, window: None }
+        Self { blocks, window: None, states: None }
     }
 }
 

@@ -29,6 +29,7 @@ mod rope;
 pub mod served_adapter;
 pub mod shard;
 pub mod spec;
+pub mod state_spec;
 pub mod tensors;
 mod tied;
 pub mod weight_source;

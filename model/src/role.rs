@@ -5,8 +5,12 @@
 #[allow(missing_docs)] // named as in the papers
 pub enum Role {
     Embedding,
+    LayerEmbedding,
+    LayerInput,
+    LayerInputNorm,
     AttentionNorm,
     Query,
+    QueryGate,
     QueryDown,
     QueryUp,
     Latent,
@@ -20,7 +24,22 @@ pub enum Role {
     Sinks,
     AttentionOutput,
     AttentionOutputNorm,
+    StateInputGate,
+    StateQuery,
+    StateKey,
+    StateValue,
+    StateGate,
+    StateBeta,
+    StateDecay,
+    StateTaps,
+    StateTapsBias,
+    StateDecayRate,
+    StateDecayBias,
+    StateSkip,
+    StateNorm,
+    StateOutput,
     FeedForwardNorm,
+    RouterScale,
     Router,
     Gate,
     Up,
@@ -29,11 +48,19 @@ pub enum Role {
     ExpertUp,
     ExpertDown,
     RouterCorrection,
+    ExpertScales,
+    ExpertNorm,
+    ExpertOutputNorm,
     SharedGate,
     SharedUp,
     SharedDown,
     SharedRouter,
+    SharedOutputNorm,
     FeedForwardOutputNorm,
+    LayerInputGate,
+    LayerInputOutput,
+    LayerInputOutputNorm,
+    LayerScale,
     LastNorm,
     Head,
 }
@@ -46,9 +73,10 @@ impl Role {
 /// Groups of matrices that read the same input. A device may stack them and multiply once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Product {
-    /// Query, key, value; with latent attention the latent, and the query or the vector it is projected from.
+    /// Query, key, value, and gate of the output; with latent attention the latent, and the query or the
+    /// vector it is projected from.
     Qkv,
-    /// Attention output projection.
+    /// Output projection of attention or of a state.
     AttentionOutput,
     /// Gate and up projections.
     GateUp,
@@ -60,10 +88,21 @@ pub enum Product {
     HeadKey,
     /// A head's output from what it attended to.
     HeadValue,
+    /// Query, key, value and gate of the output of a layer with a state; of a short convolution both gates
+    /// and the value.
+    StateInput,
+    /// How much each head of a state corrects and forgets.
+    StateRates,
     /// Head, which computes logits.
     Logits,
     /// Choice of experts.
     Router,
+    /// Inputs of all layers besides the residual stream, from the embeddings.
+    LayerInput,
+    /// Gate of a layer's own input.
+    LayerInputGate,
+    /// What a layer adds for its own input.
+    LayerInputOutput,
 }
 
 impl Product {

@@ -6,6 +6,7 @@ use skein_kernels::cpu::rope::Rotation;
 use skein_kernels::gate::Gate;
 
 use super::role::Role;
+use super::state_spec::{Mixer, StateSpec};
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone)]
@@ -18,8 +19,14 @@ pub struct Spec {
     pub embedding_scale: f32,
     /// Whether that factor is first rounded to the type of the embedding rows.
     pub rounds_embedding_scale: bool,
-    /// Attention of every layer; one shape, because layers share a cache.
+    /// Attention of every layer that attends, or of those without a window. Layers of one shape share a
+    /// cache.
     pub attention: AttentionSpec,
+    /// Attention of the layers with a window, if it has another shape; see [`Spec::attention_of`]. It has as
+    /// many query heads.
+    pub windowed_attention: Option<AttentionSpec>,
+    /// States of the layers that have one instead; one shape. `None` if all layers attend.
+    pub state: Option<StateSpec>,
     /// Rotations of queries and keys that layers select from.
     pub rotations: Vec<Rotation>,
     /// Layers in order.
@@ -28,6 +35,10 @@ pub struct Spec {
     pub norm: NormSpec,
     /// Whether a layer's attention and feed-forward network read the same rows and are both added to them.
     pub is_parallel: bool,
+    /// Inputs that layers have besides the residual stream.
+    pub layer_inputs: Option<LayerInputSpec>,
+    /// Whether each layer multiplies the residual stream by a factor at its end.
+    pub has_layer_scales: bool,
     /// Whether the head is the embedding table.
     pub is_tied: bool,
     /// Factor of the logits, before the softcap; multiplied into the last norm's weights.
@@ -47,14 +58,16 @@ pub struct Published {
     pub names: Names,
     /// Which values of a head are rotated together.
     pub pairs: HeadPairs,
+    /// How it stores states.
+    pub state: Option<StateSpec>,
 }
 
 impl Spec {
     /// The spec of the published checkpoint, whose names and heads adapters have.
     pub fn as_published(&self) -> Self {
         let mut spec = self.clone();
-        if let Some(Published { names, pairs }) = self.published {
-            (spec.names, spec.attention.pairs) = (names, pairs);
+        if let Some(Published { names, pairs, state }) = self.published {
+            (spec.names, spec.attention.pairs, spec.state) = (names, pairs, state);
         }
         spec
     }
@@ -84,11 +97,18 @@ pub struct AttentionSpec {
     pub has_output_bias: bool,
     /// Whether queries and keys are normalised before rotation.
     pub qk_norm: QkNorm,
+    /// Whether values are normalised head by head, without weights.
+    pub has_value_norm: bool,
+    /// Whether values have the matrix of the keys.
+    pub has_keys_as_values: bool,
     /// Which values of a head are rotated together.
     pub pairs: HeadPairs,
     /// Whether each query head has a sink, a logit without a value that takes part in the softmax (Xiao et
     /// al. 2023).
     pub has_sinks: bool,
+    /// Whether each head's output is multiplied by the sigmoid of a gate. The checkpoint's query projection
+    /// has the gate of each head after its query.
+    pub has_gate: bool,
 }
 
 /// Multi-head latent attention (DeepSeek-AI 2024). A token's keys and values of all heads are products of one
@@ -181,6 +201,8 @@ impl HeadPairs {
 /// Properties that vary by layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerSpec {
+    /// What mixes its tokens. Window, temperature and rotation are of attention only.
+    pub mixer: Mixer,
     /// A token attends to itself and the `window - 1` tokens before it; `None` = to all before it.
     pub window: Option<u32>,
     /// Whether windows do not slide: a token attends to those from the last multiple of the window on.
@@ -189,6 +211,8 @@ pub struct LayerSpec {
     pub temperature: Option<Temperature>,
     /// Index of the layer's rotation in [`Spec::rotations`].
     pub rotation: usize,
+    /// Earlier layer of the same shape and window whose keys and values it reads, instead of its own.
+    pub cache_of: Option<usize>,
     /// Feed-forward network of the layer.
     pub feed_forward: FeedForwardSpec,
 }
@@ -233,6 +257,20 @@ pub struct ExpertsSpec {
     pub fused: Fused,
     /// Shared network that all rows use besides their experts.
     pub shared: Option<SharedSpec>,
+    /// Whether router, experts and shared network each have a norm of their inputs, and experts and shared
+    /// network one of their outputs. The chosen experts' weights are multiplied by a factor each, and the
+    /// router's norm has the factor `hidden_size^-0.5`.
+    pub has_own_norms: bool,
+}
+
+/// Inputs of layers besides the residual stream (Gemma 3n): for each token and layer a looked-up row, and as
+/// many values projected from the token's embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerInputSpec {
+    /// Values of an input.
+    pub width: usize,
+    /// Rows of the table; not fewer than the vocabulary has.
+    pub vocab_size: usize,
 }
 
 /// Order of values in a tensor that holds the matrices of all experts.
@@ -330,11 +368,16 @@ impl AttentionSpec {
         self.latent.map_or(self.head_dim, |latent| latent.rotated) / 2
     }
 
-    /// Width of a row's queries, keys and values, which are stored one after the other; with latent attention
-    /// [`LatentSpec::input_width`].
+    /// Width of a row's gates of outputs.
+    pub fn gate_width(&self) -> usize {
+        if self.has_gate { self.q_width() } else { 0 }
+    }
+
+    /// Width of a row's queries, keys, values and gates, which are stored one after the other; with latent
+    /// attention [`LatentSpec::input_width`].
     pub fn qkv_width(&self) -> usize {
         match &self.latent {
-            None => self.q_width() + 2 * self.kv_width(),
+            None => self.q_width() + 2 * self.kv_width() + self.gate_width(),
             Some(latent) => latent.input_width(self.heads),
         }
     }
@@ -351,9 +394,51 @@ impl Spec {
         self.layers.iter().map(|layer| layer.feed_forward.inner_size).max().unwrap_or_default()
     }
 
-    /// Number of layers with a window.
+    /// Attention of a layer that attends.
+    pub fn attention_of(&self, layer: usize) -> &AttentionSpec {
+        self.attention_of_layer(&self.layers[layer])
+    }
+
+    /// Like [`attention_of`](Self::attention_of).
+    pub(crate) fn attention_of_layer(&self, layer: &LayerSpec) -> &AttentionSpec {
+        self.windowed_attention.as_ref().filter(|_| layer.window.is_some()).unwrap_or(&self.attention)
+    }
+
+    /// The shapes of attention that layers have.
+    pub fn attention_shapes(&self) -> impl Iterator<Item = &AttentionSpec> {
+        std::iter::once(&self.attention).chain(&self.windowed_attention)
+    }
+
+    /// Width of the values that a layer projects from its input rows: a layer that reads another's cache has
+    /// only queries.
+    pub fn qkv_width_of(&self, layer: usize) -> usize {
+        let attention = self.attention_of(layer);
+        if self.layers[layer].cache_of.is_some() { attention.q_width() } else { attention.qkv_width() }
+    }
+
+    /// Angles of a row in the rotations before this one; of all with the number of rotations.
+    pub fn angles_before(&self, rotation: usize) -> usize {
+        self.rotations[..rotation].iter().map(|rotation| rotation.frequencies.len()).sum()
+    }
+
+    /// Layers that write keys and values to a cache.
+    pub(crate) fn caching_layers(&self) -> impl Iterator<Item = &LayerSpec> {
+        self.layers.iter().filter(|layer| layer.mixer == Mixer::Attention && layer.cache_of.is_none())
+    }
+
+    /// Number of layers that write to a KV cache.
+    pub fn attention_layers(&self) -> usize {
+        self.caching_layers().count()
+    }
+
+    /// Number of layers with a state.
+    pub fn state_layers(&self) -> usize {
+        self.layers.iter().filter(|layer| layer.mixer == Mixer::State).count()
+    }
+
+    /// Number of layers with a window that write to a KV cache.
     pub fn windowed_layers(&self) -> usize {
-        self.layers.iter().filter(|layer| layer.window.is_some()).count()
+        self.caching_layers().filter(|layer| layer.window.is_some()).count()
     }
 
     /// The longest window of any layer; `None` if no layer has one.

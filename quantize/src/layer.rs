@@ -145,6 +145,7 @@ impl Runner {
                 wanted_sequences: &sequences,
             },
             located_in_windows: None,
+            states: &[],
             wanted: &positions,
         };
         let Self { cpu, caches, activations, .. } = self;

@@ -73,7 +73,8 @@ impl Original {
                 "{dir} is not a directory; only models in safetensors are quantised, not GGUF files"
             )));
         }
-        let (spec, weights) = (ModelConfig::from_dir(dir)?.spec, Weights::open(dir)?);
+        let ModelConfig { model_type, spec, .. } = ModelConfig::from_dir(dir)?;
+        let weights = Weights::open(dir)?;
         let files = SafetensorsFiles::open(dir)?;
         if let Some(scheme) = files.scheme() {
             let (dir, name) = (dir.display(), scheme.name());
@@ -90,6 +91,16 @@ impl Original {
         let source = Self { dir: dir.to_owned(), spec, weights, files, kind, tensors };
         if source.spec.attention.latent.is_some() {
             return Err(QuantizeError::Refused("models with latent attention are not quantised yet".into()));
+        }
+        if source.spec.state.is_some() {
+            return Err(QuantizeError::Refused(format!(
+                "models of {model_type} are not quantised yet: some of their layers have a state"
+            )));
+        }
+        if source.spec.has_layer_scales {
+            return Err(QuantizeError::Refused(format!(
+                "models of {model_type} are not quantised yet: their layers have factors, and perhaps heads of two sizes"
+            )));
         }
         if source.names().any(|(name, _)| name.contains("language_model.")) {
             return Err(QuantizeError::Refused(

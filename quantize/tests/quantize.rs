@@ -16,7 +16,7 @@ use skein_quantize::maths::gptq::ActOrder;
 use skein_quantize::{Layout, Method, QuantizeError, Report, Request, Scheme};
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
-use skein_worker::backend::{Batch, BatchSequence};
+use skein_worker::backend::{Batch, BatchSequence, BatchState};
 use skein_worker::config::Precision;
 use skein_worker::quality::{Scored, ScoredSize, measure};
 
@@ -154,6 +154,7 @@ fn logits(dir: &Path, tokens: &[u32]) -> Vec<f32> {
         threads: 2,
         kv_blocks: blocks,
         window_blocks: None,
+        state_slots: 16,
         block_size: 16,
         max_rows: 64,
         numbers: NumberTypes::STORED,
@@ -171,6 +172,7 @@ fn logits(dir: &Path, tokens: &[u32]) -> Vec<f32> {
             adapter: None,
         }],
         block_tables: (0..blocks).map(BlockId).collect(),
+        states: vec![BatchState::alone()],
         ..Batch::default()
     };
     model.logits(&batch, &positions).concat()
@@ -393,6 +395,8 @@ fn what_cannot_be_quantised_is_refused_by_name() {
         refusal(dir.path(), &to("a"), Scheme { layout: Layout::Gptq, ..scheme(Method::Awq, 32) }, &[]),
         &["awq", "gptq"],
     );
+    let gemma4 = skein_golden::path("models/gemma4-moe");
+    check(refusal(&gemma4, &to("a"), rtn, &[]), &["gemma4_text", "not quantised yet"]);
     check(refusal(&dir.path().join("model.safetensors"), &to("a"), rtn, &[]), &["not a directory"]);
     assert!(!to("a").exists(), "nothing is written before all is checked");
     fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();

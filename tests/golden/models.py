@@ -257,6 +257,88 @@ MODELS |= {
         "mlp_layer_types": ["sparse", "dense", "sparse"], "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
 }
 
+# Qwen3.5 and Qwen3-Next: layers with a state, whose value heads and dimensions differ from those of keys.
+HYBRID = MOE | {"num_hidden_layers": 4, "head_dim": 32, "rms_norm_eps": 1e-6, "vocab_size": 128, "num_experts_per_tok": ABSENT,
+    "output_router_logits": ABSENT, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4, "pad_token_id": None}
+QWEN3_5 = HYBRID | {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"}
+IMAGES = {"model_type": "qwen3_5", "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64,
+    "num_position_embeddings": 16}
+MODELS |= {
+    "qwen3-5": ("bfloat16", 1, QWEN3_5 | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}),
+    "qwen3-5-v5": ("float16", 1, {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+        "tie_word_embeddings": True, "image_token_id": 5, "vision_config": IMAGES, "text_config": QWEN3_5 | {
+            "architectures": ABSENT, "tie_word_embeddings": True, "attention_bias": True, "full_attention_interval": 2,
+            "linear_num_value_heads": 2, "linear_conv_kernel_dim": 2, "attn_output_gate": True, "mtp_num_hidden_layers": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+                "mrope_interleaved": True, "mrope_section": [3, 3, 2]}}}),
+    "qwen3-5-moe": ("bfloat16", 1, HYBRID | {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text",
+        "num_hidden_layers": 3, "intermediate_size": ABSENT, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 56, "linear_num_value_heads": 6, "linear_conv_kernel_dim": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}}),
+    "qwen3-next": ("bfloat16", 1, HYBRID | {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next",
+        "full_attention_interval": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True,
+        "shared_expert_intermediate_size": 56, "decoder_sparse_step": 1, "mlp_only_layers": [], "partial_rotary_factor": 0.25,
+        "rope_theta": 10000.0, "rope_scaling": None}),
+}
+
+ROPES = {"sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+         "full_attention": {"rope_type": "proportional", "rope_theta": 50000.0, "partial_rotary_factor": 0.5}}
+GEMMA4 = {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_act": ABSENT, "mlp_bias": ABSENT,
+          "hidden_activation": "gelu_pytorch_tanh", "head_dim": 16, "global_head_dim": 32, "sliding_window": 11, "rms_norm_eps": 1e-6,
+          "tie_word_embeddings": True, "final_logit_softcapping": 12.0, "pad_token_id": 0, "bos_token_id": 2,
+          "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "attention_k_eq_v": False,
+          "enable_moe_block": False, "vocab_size": 128, "vocab_size_per_layer_input": 128, "rope_parameters": ROPES}
+MODELS |= {
+    "gemma4-per-layer": ("bfloat16", 1, GEMMA4 | {"num_hidden_layers": 6, "hidden_size_per_layer_input": 24, "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True, "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention",
+            "sliding_attention", "full_attention"]}),
+    "gemma4": ("float16", 1, {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "tie_word_embeddings": True,
+        "vision_config": None, "audio_config": None, "text_config": GEMMA4 | {"architectures": ABSENT, "num_hidden_layers": 4,
+            "head_dim": 32, "global_head_dim": 48, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}}),
+    "gemma4-moe": ("bfloat16", 1, GEMMA4 | {"num_hidden_layers": 3, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 48,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),
+}
+
+# LFM2: short convolutions, whose feed-forward networks are narrower than the configuration says, or not.
+LFM2 = {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "hidden_act": ABSENT, "mlp_bias": ABSENT, "attention_bias": ABSENT,
+    "rms_norm_eps": ABSENT, "norm_eps": 1e-5, "tie_word_embeddings": ABSENT, "num_hidden_layers": 4, "vocab_size": 128, "conv_bias": False,
+    "conv_L_cache": 3, "pad_token_id": 0}
+LFM2_MOE = LFM2 | {"architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48, "num_dense_layers": 1}
+MODELS |= {
+    "lfm2": ("bfloat16", 1, LFM2 | {"intermediate_size": ABSENT, "block_ff_dim": 140, "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 0.9, "block_multiple_of": 16, "full_attn_idxs": [1], "tie_embedding": True, "rope_theta": 10000.0}),
+    "lfm2-v5": ("float16", 1, LFM2 | {"block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 2, "tie_word_embeddings": False,
+        "num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "lfm2-moe": ("bfloat16", 1, LFM2_MOE | {"num_experts": 6, "norm_topk_prob": True, "use_expert_bias": True,
+        "routed_scaling_factor": 1.0, "layer_types": ["conv", "conv", "full_attention", "conv"], "rope_theta": 10000.0}),
+    "lfm2-moe-v5": ("float16", 1, LFM2_MOE | {"num_experts": 5, "num_experts_per_tok": 3, "norm_topk_prob": False,
+        "use_expert_bias": False, "routed_scaling_factor": 1.4, "conv_L_cache": 4, "num_dense_layers": 2,
+        "layer_types": ["full_attention", "conv", "conv", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+}
+
+# Granite 4: Mamba-2 layers, with experts beside a shared network, or that alone.
+GRANITE_HYBRID = MOE | {"architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "num_hidden_layers": 4,
+    "vocab_size": 128, "shared_intermediate_size": 56, "embedding_multiplier": 1.5, "residual_multiplier": 0.6,
+    "attention_multiplier": 0.3, "logits_scaling": 2.0, "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_expand": 2,
+    "mamba_proj_bias": False, "mamba_chunk_size": 16, "pad_token_id": 0}
+MODELS |= {
+    "granite-hybrid": ("bfloat16", 1, GRANITE_HYBRID | {"num_local_experts": 4, "intermediate_size": 48, "mamba_n_groups": 2,
+        "mamba_d_head": 16, "mamba_d_conv": 4, "mamba_conv_bias": True, "position_embedding_type": "nope",
+        "layer_types": ["mamba", "attention", "mamba", "mamba"], "rope_theta": 10000.0, "rope_scaling": None}),
+    "granite-hybrid-v5": ("float16", 1, GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_groups": 1,
+        "mamba_d_head": "auto", "mamba_expand": 3, "mamba_d_conv": 3, "mamba_conv_bias": False, "position_embedding_type": "rope",
+        "tie_word_embeddings": True, "residual_multiplier": 0.8, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}),
+}
+
 # Models whose checkpoints have a tensor per expert, with these names of block, gate, up and down; other
 # models have the fused tensors of version 5.
 APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
@@ -264,13 +346,17 @@ APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp",
          "deepseek-v2-lite": ("mlp", "gate_proj", "up_proj", "down_proj"),
          "deepseek-v3": ("mlp", "gate_proj", "up_proj", "down_proj"),
          "ernie4-5-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "minimax-m2": ("block_sparse_moe", "w1", "w3", "w2"),
-         "glm4-moe-lite": ("mlp", "gate_proj", "up_proj", "down_proj")}
+         "glm4-moe-lite": ("mlp", "gate_proj", "up_proj", "down_proj"),
+         "qwen3-next": ("mlp", "gate_proj", "up_proj", "down_proj"), "lfm2-moe": ("feed_forward", "w1", "w3", "w2")}
 
 # Replacements in tensor names, for models whose publisher's names differ from those of version 5.
 RENAMED = {"granite-moe": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
                            "router.weight": "router.layer.weight"},
+           "granite-hybrid": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
+                              "router.weight": "router.layer.weight"},
            "ernie4-5-moe": {"mlp.gate.moe_statics.": "mlp.moe_statics."},
-           "minimax-m2": {".mlp.e_score_": ".block_sparse_moe.e_score_"}}
+           "minimax-m2": {".mlp.e_score_": ".block_sparse_moe.e_score_"},
+           "qwen3-5-v5": {"model.": "model.language_model."}}
 
 # Ends of the tensors that these models' publishers keep in 32 bits.
 IN_32_BITS = {"ernie4-5-moe": ("mlp.gate.weight", "e_score_correction_bias")}
@@ -290,9 +376,10 @@ def apart(name: str, sources: dict) -> dict:
     block, gate, up, down = APART[name]
     split = {}
     for key, (shape, source) in sources.items():
-        prefix, _, kind = key.partition(".mlp.experts.")
+        network = ".feed_forward" if block == "feed_forward" else ".mlp"
+        prefix, _, kind = key.partition(f"{network}.experts.")
         if not kind:
-            split[key.replace(".mlp.gate.", f".{block}.gate.")] = shape, source
+            split[key.replace(f"{network}.gate.", f".{block}.gate.")] = shape, source
             continue
         parts = (gate, up) if kind == "gate_up_proj" else (down,)
         for expert in range(shape[0]):
@@ -328,10 +415,27 @@ def without_codes(path: pathlib.Path):
     return model
 
 
-def source_of(name: str, shape, is_gemma: bool) -> dict:
+def source_of_gemma4(name: str, shape) -> dict | None:
+    """The same for what only Gemma 4 has: its norms add nothing to their weights, its router reads rows of
+    length 1, and a factor ends each layer."""
+    if name.endswith(("layer_scalar", "router.scale", "router.per_expert_scale")):
+        return {"uniform": [0.5, 1.5]}
+    if "norm" in name and "post_" in name:
+        return {"uniform": [4, 12]}
+    if "router.proj" in name:
+        return {"normal": 3.0}
+    return None
+
+
+def source_of(name: str, shape, is_gemma: bool, is_hybrid: bool) -> dict:
     """How to draw a weight, with a scale that suits its role. Gemma adds 1 to its norm weights. Its layers
-    get large outputs; otherwise the scaled embedding and the tied head would repeat one token."""
+    get large outputs; otherwise the scaled embedding and the tied head would repeat one token. Hybrids add 1
+    to all but a state's."""
     normal = lambda deviation: {"normal": round(deviation, 5)}
+    if name.endswith("A_log"):
+        return {"uniform": [-4.0, 0.5]}
+    if is_hybrid and "norm" in name and "linear_attn" not in name:
+        return {"uniform": [0.5, 1.5] if ("q_norm" in name or "k_norm" in name) else [-0.5, 0.5]}
     if name.endswith("norm.bias"):
         return normal(0.1)
     if "norm" in name:
@@ -343,7 +447,7 @@ def source_of(name: str, shape, is_gemma: bool) -> dict:
     if "embed_tokens" in name:
         return normal(0.35)  # also the head where it is tied: 0.35 * sqrt(64) is a logit's spread
     scores = 3.0 if is_gemma else 1.6  # as large as Gemma's softcap
-    if "mlp.gate.weight" in name or "mlp.gate_weight" in name or "router.weight" in name:
+    if name.endswith(("mlp.gate.weight", "mlp.gate_weight", "router.weight", "feed_forward.gate.weight")):
         return normal(3.0 / shape[-1] ** 0.5)  # experts of clearly different weight
     gain = scores if ("q_proj" in name or "k_proj" in name or "qkv_proj" in name
                        or "q_b_proj" in name or "kv_a_proj" in name) else 3.0 if "lm_head" in name else 1.3
@@ -371,10 +475,13 @@ def write_model(path: pathlib.Path, config: dict, dtype: str, files: int, seed: 
         del plain.quantization_config
     empty = AutoModelForCausalLM.from_config(plain)
     sources = {}
-    is_gemma = config["model_type"].startswith("gemma")
+    is_gemma4 = config["model_type"].startswith("gemma4")
+    is_gemma = config["model_type"].startswith("gemma") and not is_gemma4
+    is_hybrid = config["model_type"].startswith(("qwen3_5", "qwen3_next"))
     for name, like in sorted(empty.state_dict().items()):
         if not (name == "lm_head.weight" and empty.config.tie_word_embeddings):
-            sources[name] = tuple(like.shape), source_of(name, like.shape, is_gemma)
+            of_gemma4 = source_of_gemma4(name, like.shape) if is_gemma4 else None
+            sources[name] = tuple(like.shape), of_gemma4 or source_of(name, like.shape, is_gemma, is_hybrid)
     if path.name in RENAMED:
         sources = renamed(path.name, sources)
     if "quantization_config" in config:
@@ -445,11 +552,13 @@ def margin_of(logits) -> float:
 
 
 def make_one(name: str, dtype: str, files: int, over: dict):
-    config = {key: value for key, value in (BASE | over).items() if value is not ABSENT}
+    present = lambda config: {key: value for key, value in config.items() if value is not ABSENT}
+    text = present(BASE | over.get("text_config", over))
+    config = over | {"text_config": text} if "text_config" in over else text
     path = HERE / "models" / name
     for seed in range(1000):
         drawn = write_model(path, config, dtype, files, seed)
-        if found := compute(path, seed, config["vocab_size"]):
+        if found := compute(path, seed, text["vocab_size"]):
             break
     else:
         raise RuntimeError(f"{name}: no seed will do")

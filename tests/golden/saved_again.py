@@ -26,6 +26,9 @@ from models import HERE, quiet
 SILENT = ("transformers_version", "attention_dropout", "dtype", "torch_dtype", "router_aux_loss_coef", "router_jitter_noise",
           "pretraining_tp", "embd_pdrop", "resid_pdrop", "embedding_dropout", "residual_dropout")
 
+# The only models of families that version 4 did not know.
+ALONE = ("qwen3-5", "qwen3-5-moe")
+
 
 def tensors(path: pathlib.Path) -> dict:
     found = {}
@@ -48,13 +51,18 @@ def change(name: str, to: pathlib.Path) -> dict:
             "new": {field: value for field, value in after.items() if value != before.get(field) and field not in SILENT}}
 
 
+def is_text_alone(path: pathlib.Path) -> bool:
+    """Whether the text model is not a part of one that also takes images, which would be lost."""
+    return "text_config" not in json.loads((path / "config.json").read_text())
+
+
 def main():
     quiet()
     with tempfile.TemporaryDirectory() as temporary:
         to = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else temporary)
-        changes = {path.name: change(path.name, to / path.name) for path in sorted((HERE / "models").iterdir())}
+        changes = {path.name: change(path.name, to / path.name) for path in sorted((HERE / "models").iterdir()) if is_text_alone(path)}
     # Those of version 5 change little, and are kept if their family has no other.
-    is_kept = lambda name, of: of["gone"] or name.removesuffix("-v5") not in changes
+    is_kept = lambda name, of: of["gone"] or name.removesuffix("-v5") not in changes or name in ALONE
     lines = [f"{json.dumps(name)}: {json.dumps(of, separators=(',', ':'))}" for name, of in changes.items() if is_kept(name, of)]
     text = f'{{"transformers": "{transformers.__version__}",\n"models": {{\n' + ",\n".join(lines) + "\n}}\n"
     (HERE / "saved_again.json").write_text(text)

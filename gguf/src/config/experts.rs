@@ -55,18 +55,29 @@ impl Keys<'_> {
                 return Err(self.wrong("expert_gating_func", "2 (sigmoid)"));
             }
             "llama" | "gpt-oss" | "granitemoe" | "minimax-m2" => insert("num_local_experts", json!(count)),
-            "olmoe" | "qwen2moe" | "qwen3moe" => {
+            "olmoe" | "qwen2moe" | "qwen3moe" | "qwen3next" | "qwen35moe" => {
                 insert("num_experts", json!(count));
                 // The files do not record whether the chosen experts' weights are normalised; llama.cpp
                 // goes by the architecture, too.
-                insert("norm_topk_prob", json!(self.name == "qwen3moe"));
+                insert("norm_topk_prob", json!(!matches!(self.name, "olmoe" | "qwen2moe")));
+            }
+            "lfm2moe" if self.whole("expert_gating_func")?.is_some_and(|kind| kind != SIGMOID) => {
+                return Err(self.wrong("expert_gating_func", "2 (sigmoid)"));
+            }
+            "lfm2moe" => {
+                let dense = self.whole("leading_dense_block_count")?.unwrap_or(0);
+                insert("num_experts", json!(count));
+                insert("num_dense_layers", json!(dense));
+                insert("moe_intermediate_size", json!(self.needed("expert_feed_forward_length")?));
+                // The files record neither this nor whether weights are normalised, as they are.
+                insert("use_expert_bias", json!(self.has(&format!("blk.{dense}.exp_probs_b.bias"))));
             }
             _ => return Err(self.model.unsupported(format!("{} with a mixture of experts", self.name))),
         }
-        if matches!(self.name, "qwen2moe" | "qwen3moe") {
+        if matches!(self.name, "qwen2moe" | "qwen3moe" | "qwen3next" | "qwen35moe") {
             config.insert("moe_intermediate_size".into(), config["intermediate_size"].clone());
         }
-        if self.name == "qwen2moe" {
+        if matches!(self.name, "qwen2moe" | "qwen3next" | "qwen35moe") {
             let shared = json!(self.needed("expert_shared_feed_forward_length")?);
             config.insert("shared_expert_intermediate_size".into(), shared);
         }

@@ -15,7 +15,7 @@ const GEMMA3_LOCAL_THETA: f64 = 10_000.0;
 const GEMMA3_PATTERN: u64 = 6;
 /// Every fourth layer of Command R7B and A attends without a window.
 const COHERE2_PATTERN: u64 = 4;
-/// The same for OLMo 3 and EXAONE 4.
+/// The same for OLMo 3 and EXAONE 4; of hybrids, every fourth layer attends.
 const EVERY_FOURTH: u64 = 4;
 
 impl Keys<'_> {
@@ -55,9 +55,49 @@ impl Keys<'_> {
                 config.insert("use_routing_bias".into(), json!(self.has("blk.0.exp_probs_b.bias")));
                 Ok(())
             }
+            "qwen3next" | "qwen35" | "qwen35moe" => self.states(config),
+            "lfm2" | "lfm2moe" => {
+                config.insert("conv_L_cache".into(), json!(self.needed("shortconv.l_cache")?));
+                config.insert("block_auto_adjust_ff_dim".into(), json!(false));
+                Ok(())
+            }
             LATENT => self.latent(config),
             _ => Ok(()),
         }
+    }
+
+    /// Sizes of layers with a state, which are in the fields of state space models.
+    fn states(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
+        let (heads, all) = (self.needed("ssm.time_step_rank")?, self.needed("ssm.inner_size")?);
+        if heads == 0 || !all.is_multiple_of(heads) {
+            return Err(self.wrong("ssm.inner_size", "a multiple of ssm.time_step_rank"));
+        }
+        for (field, size) in [
+            ("linear_conv_kernel_dim", self.needed("ssm.conv_kernel")?),
+            ("linear_key_head_dim", self.needed("ssm.state_size")?),
+            ("linear_num_key_heads", self.needed("ssm.group_count")?),
+            ("linear_num_value_heads", heads),
+            ("linear_value_head_dim", all / heads),
+            ("full_attention_interval", self.whole("full_attention_interval")?.unwrap_or(EVERY_FOURTH)),
+        ] {
+            config.insert(field.into(), json!(size));
+        }
+        Ok(())
+    }
+
+    /// Sets which layers attend: those with KV heads in a list of all layers. Returns how many these have.
+    pub(super) fn attending(&self, config: &mut Map<String, Json>) -> Result<u64, GgufError> {
+        let key = "attention.head_count_kv";
+        let wrong = || self.wrong(key, "a list with one number for the layers that attend, and 0 for others");
+        let list = self.get(key).and_then(|value| value.as_array()?.values()).ok_or_else(wrong)?;
+        let heads: Vec<u64> = list.map(|heads| heads.as_u64()).collect::<Option<_>>().ok_or_else(wrong)?;
+        let some = heads.iter().copied().find(|heads| *heads > 0).ok_or_else(wrong)?;
+        if heads.iter().any(|heads| *heads != 0 && *heads != some) {
+            return Err(wrong());
+        }
+        let layers: Vec<usize> = (0..heads.len()).filter(|layer| heads[*layer] > 0).collect();
+        config.insert("full_attn_idxs".into(), json!(layers));
+        Ok(some)
     }
 
     /// Granite's factors, of which a file has those that are not 1.

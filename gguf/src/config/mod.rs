@@ -12,12 +12,17 @@ use crate::model::GgufModel;
 use crate::special_tokens::SpecialTokens;
 
 /// Supported values of `general.architecture`.
-pub const SUPPORTED: [&str; 26] = [
+pub const SUPPORTED: [&str; 31] = [
     "llama",
     "qwen2",
     "qwen2moe",
     "qwen3",
     "qwen3moe",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+    "lfm2",
+    "lfm2moe",
     "gemma2",
     "gemma3",
     "gpt-oss",
@@ -139,7 +144,7 @@ impl Keys<'_> {
         let (hidden, heads) = (self.needed("embedding_length")?, self.needed("attention.head_count")?);
         let vocabulary = self.model.tensor("token_embd.weight").and_then(|table| table.shape.first());
         let inner = match self.name {
-            "gpt-oss" | "qwen2moe" | "qwen3moe" => "expert_feed_forward_length",
+            "gpt-oss" | "qwen2moe" | "qwen3moe" | "qwen3next" | "qwen35moe" => "expert_feed_forward_length",
             _ => "feed_forward_length",
         };
         // Layers that predict further tokens come last and are not used.
@@ -159,13 +164,17 @@ impl Keys<'_> {
         let mut config = config.as_object().cloned().unwrap_or_default();
         let (eps, key) = match self.name {
             "command-r" | "cohere2" => ("layer_norm_eps", "attention.layer_norm_epsilon"),
+            "lfm2" | "lfm2moe" => ("norm_eps", "attention.layer_norm_rms_epsilon"),
             "starcoder2" => ("norm_epsilon", "attention.layer_norm_epsilon"),
             _ => ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
         };
         config.insert(eps.into(), json!(self.real(key)?));
         if self.name != LATENT {
             config.insert("head_dim".into(), json!(self.head_dim(hidden, heads)?));
-            let kv_heads = self.whole("attention.head_count_kv")?.unwrap_or(heads);
+            let kv_heads = match self.name {
+                "lfm2" | "lfm2moe" => self.attending(&mut config)?,
+                _ => self.whole("attention.head_count_kv")?.unwrap_or(heads),
+            };
             config.insert("num_key_value_heads".into(), json!(kv_heads));
         }
         Ok(config)
@@ -176,6 +185,10 @@ impl Keys<'_> {
             "llama" if self.whole("expert_count")?.is_some_and(|count| count > 0) => "mixtral",
             "qwen2moe" => "qwen2_moe",
             "qwen3moe" => "qwen3_moe",
+            "qwen3next" => "qwen3_next",
+            "qwen35" => "qwen3_5_text",
+            "qwen35moe" => "qwen3_5_moe_text",
+            "lfm2moe" => "lfm2_moe",
             "gemma3" => "gemma3_text",
             "gpt-oss" => "gpt_oss",
             "chatglm" => "glm",

@@ -11,10 +11,14 @@ use skein_sys::mapped::Bytes;
 
 use crate::LoadError;
 use crate::spec::{Fused, Published, Spec};
+use crate::state_spec::{Mixer, StateSpec, StoredState};
 use crate::tensors::Role;
 
 /// Bytes that `sample` takes from the start, middle and end of a tensor.
 const SAMPLE_BYTES: usize = 64;
+
+/// Architectures whose converters tile the value heads of states.
+const TILED: [&str; 2] = ["qwen35", "qwen35moe"];
 
 /// A model stored as a GGUF file.
 pub struct ModelFile(GgufModel);
@@ -49,7 +53,8 @@ impl ModelFile {
     /// Adapts a spec of [`ModelFile::config`] to the file's tensors.
     pub fn adapt(&self, spec: &mut Spec) {
         let architecture = self.0.get("general.architecture").and_then(skein_gguf::Value::as_str);
-        spec.published = Some(Published { names: spec.names, pairs: spec.attention.pairs });
+        let (names_of, pairs, state) = (spec.names, spec.attention.pairs, spec.state);
+        spec.published = Some(Published { names: names_of, pairs, state });
         spec.attention.pairs.is_interleaved = architecture.is_some_and(|it| ROTATES_ADJACENT.contains(&it));
         // Converters have already added the offset to the weights.
         spec.norm.offset = 0.0;
@@ -58,10 +63,20 @@ impl ModelFile {
                 experts.fused = Fused::Outputs;
             }
         }
+        let with_state = spec.layers.iter().position(|layer| layer.mixer == Mixer::State);
+        if let (Some(StateSpec::Delta(delta)), Some(layer)) = (&mut spec.state, with_state) {
+            let has = |tensor: &str| self.0.tensor(&format!("blk.{layer}.{tensor}.weight")).is_some();
+            delta.stored = StoredState {
+                has_grouped_inputs: has("ssm_in"),
+                has_grouped_rates: has("ssm_ba"),
+                is_tiled: architecture.is_some_and(|it| TILED.contains(&it)),
+                has_negative_rates: true,
+            };
+        }
         let has = |tensor: &str| self.0.tensor(&format!("blk.0.{tensor}.weight")).is_some();
         let has_fused_gate =
             spec.layers.first().is_some_and(|layer| layer.feed_forward.is_gated) && !has("ffn_gate");
-        spec.names = match (has("attn_qkv"), has_fused_gate) {
+        spec.names = match (has("attn_qkv") && spec.state.is_none(), has_fused_gate) {
             (true, _) => fused_names,
             (false, true) => gate_in_up,
             (false, false) => names,
@@ -74,7 +89,7 @@ fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Embedding => &["token_embd"],
         Role::AttentionNorm => &["attn_norm"],
-        Role::Query => &["attn_q"],
+        Role::Query | Role::QueryGate => &["attn_q"],
         Role::Key => &["attn_k"],
         Role::Value => &["attn_v"],
         Role::QueryNorm => &["attn_q_norm", "attn_q_a_norm"],
@@ -88,6 +103,20 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::Sinks => &["attn_sinks"],
         Role::AttentionOutput => &["attn_output"],
         Role::AttentionOutputNorm => &["post_attention_norm"],
+        // Old files have all in one tensor.
+        Role::StateInputGate => &["shortconv.in_proj"],
+        Role::StateQuery | Role::StateKey => &["attn_qkv", "ssm_in"],
+        Role::StateValue => &["attn_qkv", "ssm_in", "shortconv.in_proj"],
+        Role::StateGate => &["attn_gate", "ssm_in", "shortconv.in_proj"],
+        Role::StateBeta => &["ssm_beta", "ssm_ba"],
+        Role::StateDecay => &["ssm_alpha", "ssm_ba"],
+        Role::StateTaps => &["ssm_conv1d.weight", "shortconv.conv.weight"],
+        Role::StateTapsBias => &["shortconv.conv.bias", "ssm_conv1d.bias"],
+        Role::StateSkip => &["ssm_d"],
+        Role::StateDecayRate => &["ssm_a"],
+        Role::StateDecayBias => &["ssm_dt.bias"],
+        Role::StateNorm => &["ssm_norm"],
+        Role::StateOutput => &["ssm_out", "shortconv.out_proj"],
         // Architectures without a norm on the attention's output call the next norm so.
         Role::FeedForwardNorm => &["ffn_norm", "post_attention_norm"],
         Role::Router => &["ffn_gate_inp"],
@@ -103,7 +132,20 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::SharedDown => &["ffn_down_shexp"],
         Role::SharedRouter => &["ffn_gate_inp_shexp"],
         Role::FeedForwardOutputNorm => &["post_ffw_norm"],
-        Role::LastNorm => &["output_norm"],
+        Role::LayerEmbedding
+        | Role::LayerInput
+        | Role::LayerInputNorm
+        | Role::LayerInputGate
+        | Role::LayerInputOutput
+        | Role::LayerInputOutputNorm
+        | Role::LayerScale
+        | Role::RouterScale
+        | Role::ExpertScales
+        | Role::ExpertNorm
+        | Role::ExpertOutputNorm
+        | Role::SharedOutputNorm => unreachable!("no architecture that is read from GGUF has it"),
+        // LFM2 calls it the norm of embeddings.
+        Role::LastNorm => &["output_norm", "token_embd_norm"],
         Role::Head => &["output"],
     }
 }
@@ -132,7 +174,7 @@ fn file_name(name: &str) -> String {
     };
     match name.strip_suffix("_bias") {
         Some(matrices) => format!("{matrices}.bias"),
-        None if name.ends_with(".weight") || name.ends_with(".bias") => name,
+        None if [".weight", ".bias", ".ssm_a"].iter().any(|end| name.ends_with(end)) => name,
         None => format!("{name}.weight"),
     }
 }
@@ -252,6 +294,8 @@ mod tests {
             ("model.layers.0.ffn_up_exps_bias", "blk.0.ffn_up_exps.bias"),
             ("model.layers.3.attn_q.bias", "blk.3.attn_q.bias"),
             ("token_embd.weight", "token_embd.weight"),
+            ("model.layers.2.ssm_a", "blk.2.ssm_a"),
+            ("model.layers.2.ssm_dt.bias", "blk.2.ssm_dt.bias"),
         ] {
             assert_eq!(file_name(name), expected);
         }

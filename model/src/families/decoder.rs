@@ -12,9 +12,12 @@ use crate::spec::{
     AttentionSpec, ExpertsSpec, FeedForwardSpec, Fused, HeadPairs, LayerSpec, NormKind, NormPlace, NormSpec,
     QkNorm, Spec,
 };
+use crate::state_spec::Mixer;
 
 /// Most experts in a layer.
 const MAX_EXPERTS: usize = 4096;
+/// Longest convolution of a state.
+const MOST_TAPS: usize = 4;
 /// Usual field of the experts per token.
 const PER_TOKEN: &str = "num_experts_per_tok";
 
@@ -62,7 +65,15 @@ pub(super) fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, L
         has_bias: false,
         experts: None,
     };
-    let layer = LayerSpec { window: None, is_chunked: false, temperature: None, rotation: 0, feed_forward };
+    let layer = LayerSpec {
+        mixer: Mixer::Attention,
+        window: None,
+        is_chunked: false,
+        temperature: None,
+        rotation: 0,
+        cache_of: None,
+        feed_forward,
+    };
     Ok(Spec {
         vocab_size: fields.size("vocab_size", 1 << 24, None)? as u32,
         hidden_size,
@@ -78,9 +89,14 @@ pub(super) fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, L
             has_bias: false,
             has_output_bias: false,
             qk_norm: QkNorm::None,
+            has_value_norm: false,
+            has_keys_as_values: false,
             pairs: HeadPairs { rotated, is_interleaved: defaults.is_interleaved },
             has_sinks: false,
+            has_gate: false,
         },
+        windowed_attention: None,
+        state: None,
         rotations: vec![rotation],
         layers: vec![layer; fields.size("num_hidden_layers", 4096, None)?],
         norm: NormSpec {
@@ -90,6 +106,8 @@ pub(super) fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, L
             place: NormPlace::Inputs,
         },
         is_parallel: false,
+        layer_inputs: None,
+        has_layer_scales: false,
         is_tied: fields.flag("tie_word_embeddings", defaults.is_tied)?,
         logits_scale: 1.0,
         logits_softcap: None,
@@ -182,6 +200,15 @@ pub(super) fn in_groups(interval: usize) -> impl Fn(usize) -> bool {
     move |layer| !(layer + 1).is_multiple_of(interval)
 }
 
+/// Positions that the convolution of a state sees, as many as the kernels know.
+pub(super) fn taps(fields: &Fields<'_>, field: &str, default: usize) -> Result<usize, LoadError> {
+    let taps = fields.size(field, MOST_TAPS, Some(default))?;
+    let is_allowed = taps > 1;
+    is_allowed
+        .then_some(taps)
+        .ok_or_else(|| fields.wrong(field, format!("a whole number from 2 to {MOST_TAPS}")))
+}
+
 /// Fields with the numbers of [`Choice`].
 #[derive(Clone, Copy)]
 pub(super) struct ExpertFields {
@@ -220,5 +247,13 @@ pub(super) fn experts_in(
     }
     let routing = Routing::softmax(per_token, renormalises);
     let fused = Fused::Outputs;
-    Ok(ExpertsSpec { count, routing, has_correction: false, has_bias: false, fused, shared: None })
+    Ok(ExpertsSpec {
+        count,
+        routing,
+        has_correction: false,
+        has_bias: false,
+        fused,
+        shared: None,
+        has_own_norms: false,
+    })
 }

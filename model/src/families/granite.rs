@@ -10,7 +10,7 @@ use crate::spec::Spec;
 use crate::tensors::Role;
 
 /// Default numbers of experts per layer and per token.
-const EXPERTS: Choice = Choice { count: 8, per_token: 2 };
+pub(super) const EXPERTS: Choice = Choice { count: 8, per_token: 2 };
 /// Allowed range of a factor.
 const FACTORS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
@@ -36,7 +36,7 @@ pub fn granitemoe(fields: &Fields<'_>) -> Result<Spec, LoadError> {
 }
 
 /// Names in IBM's release and in version 5 of transformers.
-fn names(role: Role) -> &'static [&'static str] {
+pub(super) fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Router => &["block_sparse_moe.router.layer", "block_sparse_moe.router"],
         Role::ExpertGate | Role::ExpertUp => {

@@ -9,11 +9,14 @@ mod ernie4_5_moe;
 mod exaone4;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm;
 mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
+mod lfm2;
 mod llama;
 mod llama4;
 mod minimax_m2;
@@ -25,7 +28,9 @@ mod olmoe;
 mod phi3;
 mod qwen;
 mod qwen2_moe;
+mod qwen3_5;
 mod qwen3_moe;
+mod qwen3_next;
 mod seed_oss;
 mod smollm3;
 mod starcoder2;
@@ -66,6 +71,7 @@ pub const FAMILIES: &[Family] = &[
     Family::new("exaone4", exaone4::exaone4),
     Family::new("gemma2", gemma2::gemma2),
     Family { sizes: gemma3::SIZES, ..Family::new("gemma3_text", gemma3::gemma3) },
+    Family { sizes: gemma4::SIZES, ..Family::new("gemma4_text", gemma4::gemma4) },
     Family::new("glm", glm::glm),
     Family::new("glm4", glm::glm4),
     Family::new("glm4_moe", glm4_moe::glm4_moe),
@@ -73,6 +79,9 @@ pub const FAMILIES: &[Family] = &[
     Family::new("gpt_oss", gpt_oss::gpt_oss),
     Family::new("granite", granite::granite),
     Family::new("granitemoe", granite::granitemoe),
+    Family::new("granitemoehybrid", granite_hybrid::granitemoehybrid),
+    Family { sizes: lfm2::SIZES, ..Family::new("lfm2", lfm2::lfm2) },
+    Family::new("lfm2_moe", lfm2::lfm2_moe),
     Family::new("llama", llama::llama),
     Family::new("llama4_text", llama4::llama4),
     Family::new("minimax_m2", minimax_m2::minimax_m2),
@@ -85,7 +94,10 @@ pub const FAMILIES: &[Family] = &[
     Family::new("qwen2", qwen::qwen2),
     Family::new("qwen2_moe", qwen2_moe::qwen2_moe),
     Family::new("qwen3", qwen::qwen3),
+    Family { sizes: qwen3_5::SIZES, ..Family::new("qwen3_5_text", qwen3_5::qwen3_5) },
+    Family { sizes: qwen3_5::MOE_SIZES, ..Family::new("qwen3_5_moe_text", qwen3_5::qwen3_5_moe) },
     Family::new("qwen3_moe", qwen3_moe::qwen3_moe),
+    Family::new("qwen3_next", qwen3_next::qwen3_next),
     Family::new("seed_oss", seed_oss::seed_oss),
     Family::new("smollm3", smollm3::smollm3),
     Family::new("starcoder2", starcoder2::starcoder2),

@@ -7,7 +7,7 @@ pub fn usual(role: Role) -> &'static [&'static str] {
     match role {
         Role::Embedding => &["model.embed_tokens"],
         Role::AttentionNorm => &["input_layernorm"],
-        Role::Query => &["self_attn.q_proj"],
+        Role::Query | Role::QueryGate => &["self_attn.q_proj"],
         Role::Key => &["self_attn.k_proj"],
         Role::Value => &["self_attn.v_proj"],
         Role::QueryNorm => &["self_attn.q_norm"],
@@ -20,8 +20,32 @@ pub fn usual(role: Role) -> &'static [&'static str] {
         | Role::HeadValue => {
             unreachable!("attention is not latent")
         }
+        Role::LayerEmbedding
+        | Role::LayerInput
+        | Role::LayerInputNorm
+        | Role::LayerInputGate
+        | Role::LayerInputOutput
+        | Role::LayerInputOutputNorm
+        | Role::LayerScale => unreachable!("layers have no inputs or factors of their own"),
+        Role::RouterScale
+        | Role::ExpertScales
+        | Role::ExpertNorm
+        | Role::ExpertOutputNorm
+        | Role::SharedOutputNorm => unreachable!("experts have no norms of their own"),
         Role::Sinks => &["self_attn.sinks"],
         Role::AttentionOutput => &["self_attn.o_proj"],
+        Role::StateInputGate | Role::StateTapsBias | Role::StateSkip => {
+            unreachable!("delta networks have none")
+        }
+        Role::StateQuery | Role::StateKey | Role::StateValue => &["linear_attn.in_proj_qkv"],
+        Role::StateGate => &["linear_attn.in_proj_z"],
+        Role::StateBeta => &["linear_attn.in_proj_b"],
+        Role::StateDecay => &["linear_attn.in_proj_a"],
+        Role::StateTaps => &["linear_attn.conv1d.weight"],
+        Role::StateDecayRate => &["linear_attn.A_log"],
+        Role::StateDecayBias => &["linear_attn.dt_bias"],
+        Role::StateNorm => &["linear_attn.norm"],
+        Role::StateOutput => &["linear_attn.out_proj"],
         Role::FeedForwardNorm => &["post_attention_layernorm"],
         Role::Router => &["mlp.gate"],
         Role::Gate => &["mlp.gate_proj"],

@@ -2,11 +2,15 @@
 
 use serde_json::{Map, Value, json};
 use skein_kernels::cpu::experts::Score;
-use skein_kernels::cpu::rope::Rotation;
+use skein_kernels::cpu::kv_cache::KvType;
+use skein_kernels::cpu::rope::{RopeScaling, Rotation};
 
+use super::FAMILIES;
 use crate::LoadError;
 use crate::config::ModelConfig;
 use crate::spec::{LayerSpec, QkNorm, Spec};
+use crate::state_spec::{ConvolutionSpec, DeltaSpec, Mixer, SpaceSpec, StateSpec};
+use crate::tensors::{self, Place, Role, Stored, Tensor};
 
 /// Parses a small configuration with `changes`.
 fn try_parse(changes: Value) -> Result<Spec, LoadError> {
@@ -135,6 +139,180 @@ fn a_part_of_minimax_heads_is_rotated() {
 }
 
 #[test]
+fn layers_of_hybrids_are_those_that_the_configuration_says() {
+    let hybrid = |family: &str, changes: Value| {
+        let fields =
+            json!({"model_type": family, "num_hidden_layers": 5, "num_experts": 4, "num_experts_per_tok": 2});
+        parse(fields, changes)
+    };
+    let attends = |spec: &Spec| {
+        let of: Vec<bool> = spec.layers.iter().map(|layer| layer.mixer == Mixer::Attention).collect();
+        let count = of.iter().filter(|attends| **attends).count();
+        assert_eq!((spec.attention_layers(), spec.state_layers()), (count, 5 - count));
+        of
+    };
+    for family in ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"] {
+        let spec = hybrid(family, json!({}));
+        assert_eq!(attends(&spec), [false, false, false, true, false]);
+        let state = spec.state.unwrap();
+        let StateSpec::Delta(DeltaSpec { key_heads, value_heads, key_dim, value_dim, taps, stored }) = state
+        else {
+            panic!("{state:?} is a delta network")
+        };
+        assert_eq!((key_heads, value_heads, key_dim, value_dim, taps), (16, 32, 128, 128, 4), "the defaults");
+        assert_eq!((state.output_unit(), state.channels()), (256, 2 * 2048 + 4096));
+        assert_eq!(stored.has_grouped_inputs, family == "qwen3_next");
+        let attention = spec.attention;
+        assert_eq!(
+            (attention.head_dim, attention.pairs.rotated, attention.qk_norm),
+            (256, 64, QkNorm::Heads)
+        );
+        assert_eq!(attention.qkv_width(), 2 * attention.q_width() + 2 * attention.kv_width());
+        assert!(attention.has_gate && !attention.has_bias && spec.norm.offset == 1.0);
+        assert_eq!(spec.layers[0].feed_forward.experts.is_some(), family != "qwen3_5_text");
+    }
+    let every_second = json!({"full_attention_interval": 2});
+    assert_eq!(attends(&hybrid("qwen3_5_text", every_second)), [false, true, false, true, false]);
+    let types = ["full_attention", "linear_attention"].map(|kind| [kind; 3]).concat();
+    let listed = hybrid("qwen3_next", json!({"layer_types": types[1..], "full_attention_interval": 2}));
+    assert_eq!(attends(&listed), [true, true, false, false, false]);
+    let without = hybrid("qwen3_5_text", json!({"full_attention_interval": 1}));
+    assert_eq!((without.state, without.kv_bytes_per_token(KvType::F32)), (None, 2 * 5 * 4 * 256 * 4));
+    let kv = hybrid("qwen3_5_text", json!({})).kv_bytes_per_token(KvType::F32);
+    assert_eq!(kv, 2 * 4 * 256 * 4, "one layer has a KV cache");
+}
+
+#[test]
+fn layers_of_lfm2_convolve_or_attend() {
+    let lfm2 = |changes: Value| {
+        let fields = json!({"model_type": "lfm2", "num_hidden_layers": 4});
+        parse(fields, changes)
+    };
+    let attends = |changes: Value| {
+        let spec = lfm2(changes);
+        let of = spec.layers.iter().map(|layer| layer.mixer == Mixer::Attention);
+        (of.collect::<Vec<_>>(), spec.state)
+    };
+    assert_eq!(attends(json!({"intermediate_size": 96})), (vec![true; 4], None));
+    let sized = json!({"block_ff_dim": 96, "full_attn_idxs": [1, 3], "conv_bias": true, "conv_L_cache": 4});
+    let convolution = ConvolutionSpec { channels: 64, taps: 4, has_bias: true };
+    let state = Some(StateSpec::Convolution(convolution));
+    assert_eq!(attends(sized), (vec![false, true, false, true], state));
+    let listed = json!({"block_ff_dim": 96, "full_attn_idxs": [1],
+        "layer_types": ["full_attention", "conv", "conv", "conv"]});
+    let state = Some(StateSpec::Convolution(ConvolutionSpec { taps: 3, has_bias: false, ..convolution }));
+    assert_eq!(attends(listed), (vec![true, false, false, false], state));
+    let inner = |changes: Value| lfm2(changes).inner_size();
+    assert_eq!(inner(json!({"block_ff_dim": 12_288})), 8192);
+    assert_eq!(inner(json!({"block_ff_dim": 6656, "block_ffn_dim_multiplier": 1.0})), 4608);
+    assert_eq!(inner(json!({"intermediate_size": 10_752, "block_ffn_dim_multiplier": null})), 7168);
+    assert_eq!(inner(json!({"intermediate_size": 10_752, "block_auto_adjust_ff_dim": false})), 10_752);
+    assert!(lfm2(json!({"block_ff_dim": 96})).is_tied);
+    assert!(!lfm2(json!({"block_ff_dim": 96, "tie_embedding": false, "tie_word_embeddings": true})).is_tied);
+    let experts = |changes: Value| {
+        let types = ["conv"; 4];
+        let fields = json!({"model_type": "lfm2_moe", "num_hidden_layers": 4, "layer_types": types});
+        let spec = parse(fields, changes);
+        let has: Vec<bool> = spec.layers.iter().map(|layer| layer.feed_forward.experts.is_some()).collect();
+        (has, spec.layers[3].feed_forward.inner_size, spec.layers[3].feed_forward.experts.unwrap())
+    };
+    let (has, inner, said) = experts(json!({}));
+    assert_eq!((has, inner), (vec![false, false, true, true], 1792), "the defaults");
+    assert_eq!((said.count, said.routing.per_token, said.routing.added), (32, 4, 1e-6));
+    assert!(said.has_correction && said.routing.renormalises && said.routing.score == Score::Sigmoid);
+    let changes = json!({"num_dense_layers": 0, "use_expert_bias": false, "norm_topk_prob": false});
+    let (has, _, said) = experts(changes);
+    assert!(has == [true; 4] && !said.has_correction && !said.routing.renormalises);
+}
+
+#[test]
+fn layers_of_granite_hybrids_have_a_state_space_or_attend() {
+    let granite = |changes: Value| {
+        let fields = json!({"model_type": "granitemoehybrid", "num_hidden_layers": 3, "mamba_n_heads": 8});
+        parse(fields, changes)
+    };
+    let types = ["mamba", "attention", "mamba"];
+    let spec = granite(json!({"layer_types": types, "residual_multiplier": 0.5, "num_local_experts": 0}));
+    let attends: Vec<bool> = spec.layers.iter().map(|layer| layer.mixer == Mixer::Attention).collect();
+    assert_eq!(attends, [false, true, false]);
+    assert!(!spec.rotations[0].is_any() && spec.layers[0].feed_forward.experts.is_none());
+    assert_eq!(spec.inner_size(), 1024, "that of the shared network");
+    let Some(StateSpec::Space(space)) = spec.state else { panic!("{:?} is a state space", spec.state) };
+    let SpaceSpec { groups, heads, state_dim, head_dim, taps, has_taps_bias, eps, .. } = space;
+    assert_eq!((groups, heads, state_dim, head_dim, taps), (1, 8, 256, 16, 4), "the defaults");
+    assert!(has_taps_bias && eps == 1e-6 && spec.norm.eps == 4e-6, "only the stream is scaled");
+    assert_eq!(spec.state.unwrap().width(), 2 * 128 + 2 * 256 + 8);
+    let new = granite(json!({"layer_types": ["linear_attention", "full_attention", "full_attention"],
+        "position_embedding_type": "rope", "time_step_limit": [0.0, null], "mamba_d_head": "auto"}));
+    assert_eq!((new.state_layers(), new.rotations[0].is_any()), (1, true));
+    let experts = new.layers[1].feed_forward.experts.unwrap();
+    assert_eq!((experts.count, new.layers[1].feed_forward.inner_size), (8, 80));
+    assert_eq!(experts.shared.map(|shared| (shared.inner_size, shared.is_weighted)), Some((1024, false)));
+}
+
+#[test]
+fn the_text_model_of_qwen3_5_is_read_from_that_of_images() {
+    let nested = json!({
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "tie_word_embeddings": false,
+        "vision_config": {"model_type": "qwen3_5_moe", "hidden_size": 8},
+        "text_config": {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 8, "mtp_num_hidden_layers": 1,
+            "attn_output_gate": true, "rope_parameters": {"mrope_interleaved": true, "mrope_section": [11, 11, 10],
+                "partial_rotary_factor": 0.25, "rope_theta": 10_000_000, "rope_type": "default"}},
+    });
+    let config = ModelConfig::parse(nested.as_object().unwrap(), &Map::new()).unwrap();
+    let spec = config.spec;
+    assert_eq!((config.model_type, config.max_position_embeddings), ("qwen3_5_moe_text", 32_768));
+    assert_eq!((spec.hidden_size, spec.vocab_size, spec.layers.len()), (2048, 248_320, 8), "the defaults");
+    assert_eq!(spec.rotations, [Rotation::new(128, 64, 1e7, &RopeScaling::None)]);
+    let layer = spec.layers[7].feed_forward;
+    let (experts, shared) = (layer.experts.unwrap(), layer.experts.unwrap().shared.unwrap());
+    assert_eq!((layer.inner_size, experts.count, experts.routing.per_token), (512, 256, 8));
+    assert!(experts.routing.renormalises && shared.is_weighted && shared.inner_size == 512);
+}
+
+#[test]
+fn inputs_of_states_and_gates_are_found_key_head_by_key_head() {
+    let tensors = |family: &str| {
+        let fields = json!({"model_type": family, "num_hidden_layers": 2, "full_attention_interval": 2, "head_dim": 8,
+            "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "linear_num_key_heads": 3,
+            "linear_num_value_heads": 6, "linear_key_head_dim": 4, "linear_value_head_dim": 5});
+        tensors::all(&parse(fields, json!({})))
+    };
+    let stored = |all: &[Tensor], role| {
+        let tensor = all.iter().find(|tensor| tensor.role == role).unwrap();
+        let Stored { name, shape, first_row, place } = &tensor.stored[0];
+        let name = name.split_once("attn.").unwrap().1.strip_suffix(".weight").unwrap_or(name).to_owned();
+        (name, shape.clone(), *first_row, *place)
+    };
+    let rows =
+        |name: &str, shape: &[usize], first_row| (name.to_owned(), shape.to_vec(), first_row, Place::Rows);
+    let runs = |name: &str, shape: &[usize], first_row, len, every| {
+        (name.to_owned(), shape.to_vec(), first_row, Place::Runs { len, every })
+    };
+    let plain = tensors("qwen3_5_text");
+    let qkv = [54, 64];
+    assert_eq!(stored(&plain, Role::StateKey), rows("in_proj_qkv", &qkv, 12));
+    assert_eq!(stored(&plain, Role::StateValue), rows("in_proj_qkv", &qkv, 24));
+    assert_eq!(stored(&plain, Role::StateGate), rows("in_proj_z", &[30, 64], 0));
+    assert_eq!(stored(&plain, Role::StateDecay), rows("in_proj_a", &[6, 64], 0));
+    assert_eq!(stored(&plain, Role::StateTaps), rows("conv1d", &[54, 1, 4], 0));
+    let grouped = tensors("qwen3_next");
+    let (qkvz, ba) = ([84, 64], [12, 64]);
+    assert_eq!(stored(&grouped, Role::StateQuery), runs("in_proj_qkvz", &qkvz, 0, 4, 28));
+    assert_eq!(stored(&grouped, Role::StateKey), runs("in_proj_qkvz", &qkvz, 4, 4, 28));
+    assert_eq!(stored(&grouped, Role::StateValue), runs("in_proj_qkvz", &qkvz, 8, 10, 28));
+    assert_eq!(stored(&grouped, Role::StateGate), runs("in_proj_qkvz", &qkvz, 18, 10, 28));
+    assert_eq!(stored(&grouped, Role::StateBeta), runs("in_proj_ba", &ba, 0, 2, 4));
+    assert_eq!(stored(&grouped, Role::StateDecay), runs("in_proj_ba", &ba, 2, 2, 4));
+    for all in [plain, grouped] {
+        assert_eq!(stored(&all, Role::Query), runs("q_proj", &[64, 64], 0, 8, 16));
+        assert_eq!(stored(&all, Role::QueryGate), runs("q_proj", &[64, 64], 8, 8, 16));
+        assert_eq!(stored(&all, Role::Key), rows("k_proj", &[16, 64], 0));
+    }
+    assert_eq!([0, 3, 4, 11].map(|row| Place::Runs { len: 4, every: 28 }.row(row)), [0, 3, 28, 59]);
+}
+
+#[test]
 fn what_a_family_lacks_is_refused_with_field_and_value() {
     let refused = |family: &str, field: &str, value: Value, words: &[&str]| {
         let mut fields = json!({"model_type": family});
@@ -157,6 +335,96 @@ fn what_a_family_lacks_is_refused_with_field_and_value() {
     refused("glm4_moe_lite", "mlp_layer_types", json!(["dense"]), &["each of 2 layers"]);
     refused("glm4_moe_lite", "mlp_layer_types", json!(["dense", "wide"]), &["wide", "dense or sparse"]);
     refused("glm4_moe_lite", "attention_bias", json!(true), &["true"]);
+    for family in ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"] {
+        refused(family, "attn_output_gate", json!(false), &["false", "true"]);
+        refused(family, "linear_num_value_heads", json!(24), &["24", "multiple of linear_num_key_heads, 16"]);
+        refused(family, "linear_conv_kernel_dim", json!(5), &["5", "to 4"]);
+        refused(family, "linear_conv_kernel_dim", json!(1), &["1", "from 2 to 4"]);
+        refused(family, "linear_key_head_dim", json!(18), &["18", "multiple of 4"]);
+        refused(family, "layer_types", json!(["linear_attention", "mamba"]), &["mamba", "for each layer"]);
+        refused(family, "hidden_act", json!("gelu"), &["gelu", "silu"]);
+    }
+    refused("lfm2", "full_attn_idxs", json!([-1]), &["[-1]", "a list of layers"]);
+    refused("lfm2", "conv_L_cache", json!(5), &["5", "to 4"]);
+    refused("lfm2", "block_ffn_dim_multiplier", json!(-1), &["-1", "from 0"]);
+    refused("lfm2_moe", "layer_types", json!(["conv", "mamba"]), &["mamba", "conv or full_attention"]);
+    refused("granitemoehybrid", "layer_types", json!(["conv"]), &["conv", "mamba or attention"]);
+    refused("granitemoehybrid", "mamba_n_heads", json!(7), &["7", "divisor of 128"]);
+    refused("granitemoehybrid", "mamba_n_groups", json!(3), &["3", "divisor of mamba_n_heads, 128"]);
+    refused("granitemoehybrid", "mamba_d_head", json!(2), &["2", "1, so that"]);
+    refused("granitemoehybrid", "mamba_proj_bias", json!(true), &["true", "false"]);
+    refused("granitemoehybrid", "time_step_limit", json!([0.0, 0.1]), &["0.1", "from 0 to infinity"]);
     refused("olmo3", "rope_parameters", json!(3), &["3", "object"]);
     refused("seed_oss", "attention_out_bias", json!(1), &["attention_out_bias", "1"]);
+}
+
+/// Rows of a section's table in the manual's page on models, by cells.
+fn rows_of_manual(section: &str) -> Vec<Vec<&'static str>> {
+    let page = include_str!("../../../docs/src/models.md");
+    let text = page.split("\n## ").find(|text| text.starts_with(section)).expect("the section is there");
+    let cells = |row: &'static str| row.trim_matches(['|', ' ']).split(" | ").collect();
+    text.lines().filter(|line| line.starts_with("| `")).map(cells).collect()
+}
+
+#[test]
+fn gemma4_has_heads_and_rotations_of_two_kinds() {
+    let gemma = |changes: Value| {
+        let fields = json!({"model_type": "gemma4_text", "head_dim": 16, "num_key_value_heads": 2, "num_hidden_layers": 7,
+            "hidden_size_per_layer_input": 0});
+        parse(fields, changes)
+    };
+    let heads = |spec: &Spec| {
+        spec.attention_shapes()
+            .map(|of| (of.head_dim, of.kv_heads, of.has_keys_as_values))
+            .collect::<Vec<_>>()
+    };
+    let spec =
+        gemma(json!({"attention_k_eq_v": true, "num_global_key_value_heads": 1, "global_head_dim": 32}));
+    assert_eq!(heads(&spec), [(32, 1, true), (16, 2, false)]);
+    assert_eq!(heads(&gemma(json!({"num_global_key_value_heads": 1}))), [(512, 2, false), (16, 2, false)]);
+    let by_layer = json!({"per_layer_config": {"5": {"head_dim": 32}, "6": {"head_dim": 32}}});
+    assert_eq!(heads(&gemma(by_layer)), [(32, 2, false), (16, 2, false)]);
+    let windows = spec.layers.iter().map(|layer| (layer.window, layer.rotation));
+    assert_eq!(windows.collect::<Vec<_>>(), [[(Some(512), 1); 5].as_slice(), &[(None, 0); 2]].concat());
+    // A quarter of the pairs rotates, with the frequencies of a whole head.
+    let whole = Rotation::plain(32, 1e6).frequencies;
+    let rotated = &spec.rotations[0].frequencies;
+    assert!(
+        rotated[..4] == whole[..4] && rotated[4..].iter().all(|frequency| *frequency == 0.0),
+        "{rotated:?}"
+    );
+    let refused = |changes: Value| {
+        let mut fields = json!({"model_type": "gemma4_text"});
+        fields.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        try_parse(fields).unwrap_err().to_string()
+    };
+    let uneven = refused(json!({"num_hidden_layers": 7, "per_layer_config": {"5": {"head_dim": 32}}}));
+    assert!(uneven.contains("per_layer_config") && uneven.contains("equal heads"), "{uneven}");
+    assert!(refused(json!({"use_bidirectional_attention": "all"})).contains("one direction"));
+    assert!(refused(json!({"num_kv_shared_layers": 2})).contains("num_kv_shared_layers"));
+    assert!(refused(json!({"vocab_size_per_layer_input": 255})).contains("at least vocab_size, 256"));
+}
+
+#[test]
+fn the_manual_lists_all_families() {
+    let types: Vec<_> = rows_of_manual("Supported models").iter().map(|row| row[0]).collect();
+    let types = types.join(", ");
+    for family in FAMILIES {
+        assert!(types.contains(&format!("`{}`", family.model_type)), "{} is not listed", family.model_type);
+    }
+}
+
+#[test]
+fn the_manual_says_which_architectures_are_served() {
+    let rows = rows_of_manual("Architectures");
+    assert_eq!(rows.len(), 40);
+    for row in rows {
+        let [class, model_type, _, served] = row[..] else { panic!("{row:?} has four cells") };
+        let model_type = model_type.trim_matches('`');
+        let is_known = FAMILIES.iter().any(|family| family.model_type == model_type);
+        let is_served = !served.starts_with("no: ");
+        assert_eq!(is_served, is_known, "{row:?}");
+        let takes_images = class.ends_with("ForConditionalGeneration`");
+        assert_eq!(served.starts_with("text only"), is_served && takes_images, "{row:?}");
+    }
 }

@@ -9,15 +9,16 @@ use skein_kernels::cpu::experts::{Choices, add_shared};
 use skein_kernels::cpu::input::{Encoding, Input};
 use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, grouped_gated_matmul, grouped_matmul, matmul};
 use skein_kernels::cpu::mlp::{activate_into, glu};
+use skein_kernels::cpu::norm::{rms_norm, rms_norm_add};
 use skein_kernels::cpu::packed::Order;
 use skein_kernels::cpu::rows::RowsMut;
 
 use super::adapter::{AdapterRows, ChangedProduct, LayerProduct};
 use super::capture::{Capture, Network as Reading, Reader};
 use super::exchange::Exchange;
-use super::layers::{self, FeedForward, GatedNetwork, Norm, Projection};
+use super::layers::{self, FeedForward, GatedNetwork, MixtureNorms, Norm, Projection};
 use super::model::Model;
-use crate::spec::{ExpertsSpec, FeedForwardSpec, Spec};
+use crate::spec::{ExpertsSpec, FeedForwardSpec, LayerSpec, Spec};
 use crate::tensors::Product;
 
 /// Activations of ungated networks and of experts.
@@ -46,25 +47,30 @@ struct Experts {
     input: Input,
     /// Outputs of the experts, `[pairs, hidden]`.
     outputs: Aligned<f32>,
+    /// Sum of the parts' normalised outputs, `[rows, hidden]`, if they have norms.
+    total: Aligned<f32>,
 }
 
 impl Inner {
     pub fn grow(&mut self, spec: &Spec, rows: usize) {
-        let [up, logits, outputs, experts_rows] = Self::lens(spec, rows);
+        let [up, logits, outputs, experts_rows, total] = Self::lens(spec, rows);
         self.up.grow(up);
         self.experts.logits.grow(logits);
         self.experts.outputs.grow(outputs);
         self.experts.rows.grow(experts_rows);
+        self.experts.total.grow(total);
     }
 
     /// Buffer lengths for steps of `rows` rows: an ungated network's, then experts' logits, outputs and
-    /// inputs.
-    pub fn lens(spec: &Spec, rows: usize) -> [usize; 4] {
+    /// inputs, and the sum of normalised outputs.
+    pub fn lens(spec: &Spec, rows: usize) -> [usize; 5] {
         let plain = spec.layers.iter().filter(|layer| !layer.feed_forward.is_gated);
         let plain = plain.map(|layer| layer.feed_forward.inner_size).max().unwrap_or_default();
         let (experts, per_token) = spec.experts();
         let inputs = if experts > 0 { spec.hidden_size } else { 0 };
-        [plain, experts, per_token * spec.hidden_size, inputs].map(|width| rows * width)
+        let has_own_norms = |layer: &LayerSpec| layer.feed_forward.experts.is_some_and(|it| it.has_own_norms);
+        let total = if spec.layers.iter().any(has_own_norms) { spec.hidden_size } else { 0 };
+        [plain, experts, per_token * spec.hidden_size, inputs, total].map(|width| rows * width)
     }
 
     /// The input of the down projection before it was encoded, `[rows, inner]`, if an adapter changes the
@@ -75,8 +81,8 @@ impl Inner {
 
     /// Number of allocated values.
     pub fn len(&self) -> usize {
-        let Experts { logits, outputs, rows, .. } = &self.experts;
-        [&self.up, logits, outputs, rows].map(|values| values.len()).iter().sum()
+        let Experts { logits, outputs, rows, total, .. } = &self.experts;
+        [&self.up, logits, outputs, rows, total].map(|values| values.len()).iter().sum()
     }
 }
 
@@ -205,6 +211,8 @@ pub(super) struct Mixture<'a> {
     pub spec: &'a FeedForwardSpec,
     pub experts: ExpertsSpec,
     pub norm: Option<&'a Norm>,
+    /// Norm of the output of a mixture whose parts have norms, too.
+    pub output_norm: Option<&'a [f32]>,
     pub weights: &'a layers::Mixture,
 }
 
@@ -224,15 +232,56 @@ impl Mixture<'_> {
         capture: &mut Capture,
         exchange: Exchange<'_>,
     ) -> Result<(), Lost> {
-        let Experts { normalised, rows, logits, choices, input, outputs } = &mut buffers.experts;
+        let hidden = self.model.spec.hidden_size;
+        if let Some(norms) = &self.weights.own_norms {
+            self.route(cpu, x, Some(&norms.router), buffers, capture);
+            let Experts { normalised, choices, .. } = &mut buffers.experts;
+            choices.scale(&norms.expert_scales);
+            self.model.normalise_into(cpu, x, Some(&norms.expert_inputs), Encoding::F32, normalised);
+            self.run_experts(cpu, x.len(), inner, buffers, capture, exchange)?;
+            self.add_normalised(cpu, x, norms, inner, buffers);
+            return Ok(());
+        }
+        self.route(cpu, x, self.norm, buffers, capture);
+        self.run_experts(cpu, x.len(), inner, buffers, capture, exchange)?;
+        let Experts { choices, outputs, .. } = &mut buffers.experts;
+        choices.add_outputs(cpu, &outputs[..choices.pairs() * hidden], hidden, x);
+        self.add_shared(cpu, x, inner, buffers, capture);
+        Ok(())
+    }
+
+    /// Chooses the experts of each row of `x`, and leaves the router's input in `normalised`.
+    fn route(
+        &self,
+        cpu: &mut Cpu,
+        x: &[f32],
+        norm: Option<&Norm>,
+        buffers: &mut Inner,
+        capture: &mut Capture,
+    ) {
+        let Experts { normalised, logits, choices, .. } = &mut buffers.experts;
         let (hidden, ExpertsSpec { count, routing, .. }) = (self.model.spec.hidden_size, self.experts);
-        let layers::Mixture { router, correction, networks, .. } = self.weights;
-        self.model.normalise_into(cpu, x, self.norm, Encoding::F32, normalised);
+        let layers::Mixture { router, correction, .. } = self.weights;
+        self.model.normalise_into(cpu, x, norm, Encoding::F32, normalised);
         capture.take(Reader::of_layer(Product::Router), normalised);
         let logits = &mut logits[..x.len() / hidden * count];
         matmul(cpu, normalised, &[router.linear()], logits, Write::Set);
         choices.route(cpu, logits, count, routing, correction.as_deref());
-        let rows = &mut rows[..x.len()];
+    }
+
+    /// Sets `outputs` to what all ranks' experts make of `normalised`, `values` values, and `rows` to that.
+    fn run_experts(
+        &self,
+        cpu: &mut Cpu,
+        values: usize,
+        inner: &mut Input,
+        buffers: &mut Inner,
+        capture: &mut Capture,
+        exchange: Exchange<'_>,
+    ) -> Result<(), Lost> {
+        let Experts { normalised, rows, choices, input, outputs, .. } = &mut buffers.experts;
+        let (hidden, networks) = (self.model.spec.hidden_size, &self.weights.networks);
+        let rows = &mut rows[..values];
         normalised.copy_to(rows);
         let outputs = &mut outputs[..choices.pairs() * hidden];
         let own = choices.chosen().filter(|(expert, _)| networks[*expert].is_some());
@@ -268,9 +317,33 @@ impl Mixture<'_> {
         if ranks.count() > 1 {
             shared.expert_outputs(ranks, &self.model.shard.experts, choices, outputs, hidden)?;
         }
-        choices.add_outputs(cpu, outputs, hidden, x);
-        self.add_shared(cpu, x, inner, buffers, capture);
         Ok(())
+    }
+
+    /// Adds the outputs of experts and shared network, each and then their sum normalised, to `x`.
+    fn add_normalised(
+        &self,
+        cpu: &mut Cpu,
+        x: &mut [f32],
+        norms: &MixtureNorms,
+        inner: &mut Input,
+        buffers: &mut Inner,
+    ) {
+        let (Some((network, _)), Some(output_norm)) = (&self.weights.shared, self.output_norm) else {
+            return;
+        };
+        let Experts { rows, choices, input, outputs, total, .. } = &mut buffers.experts;
+        let (hidden, eps) = (self.model.spec.hidden_size, self.model.spec.norm.eps);
+        let (sum, total) = (&mut rows[..x.len()], &mut total[..x.len()]);
+        sum.fill(0.0);
+        choices.add_outputs(cpu, &outputs[..choices.pairs() * hidden], hidden, sum);
+        rms_norm(cpu, sum, &norms.expert_outputs, eps, total);
+        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()], input);
+        self.model.normalise_into(cpu, x, self.norm, encoding, input);
+        gate(self.model, cpu, self.spec, network, input, inner);
+        matmul(cpu, inner, &[network.down.linear()], sum, Write::Set);
+        rms_norm_add(cpu, sum, &norms.shared_outputs, eps, total);
+        rms_norm_add(cpu, total, output_norm, eps, x);
     }
 
     /// Adds the output of the shared network, if there is one.

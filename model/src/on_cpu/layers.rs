@@ -1,15 +1,18 @@
 //! Weights of a layer, by role.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use skein_kernels::cpu::layer_norm::LayerNorm;
 use skein_kernels::cpu::matmul::Linear;
+use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::packed::Packed;
 
 use crate::LoadError;
 use crate::checkpoint::Weights;
 use crate::shard::Shard;
-use crate::spec::{ExpertsSpec, FeedForwardSpec, QkNorm, Spec};
+use crate::spec::{ExpertsSpec, QkNorm, Spec};
+use crate::state_spec::{DeltaSpec, Mixer, SpaceSpec, StateSpec};
 use crate::tensors::{Kind, Role, Tensor};
 
 /// One layer's weights.
@@ -17,8 +20,11 @@ pub(super) struct Layer {
     /// `None` if the input is not normalised.
     pub attention_norm: Option<Norm>,
     pub inputs: AttentionInputs,
-    /// Norms of queries and keys: `[head_dim]` each for a norm per head, or the width of all heads.
+    /// Norms of queries and keys: `[head_dim]` each for a norm per head, or the width of all heads. That of
+    /// the keys is empty in a layer without keys.
     pub qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    /// Norm of values: ones, `[head_dim]`.
+    pub v_norm: Option<Vec<f32>>,
     /// A logit without a value for each query head.
     pub sinks: Option<Vec<f32>>,
     pub o: Projection,
@@ -29,13 +35,30 @@ pub(super) struct Layer {
     pub feed_forward: FeedForward,
     /// Norm of the output before it is added to the residual stream.
     pub down_norm: Option<Vec<f32>>,
+    /// What reads the layer's own input.
+    pub input: Option<LayerInputWeights>,
+    /// Factor of the residual stream at the layer's end.
+    pub scale: Option<f32>,
 }
 
-/// Weights of queries, keys and values.
+/// Weights of what a layer adds for its own input.
+pub(super) struct LayerInputWeights {
+    pub gate: Projection,
+    pub output: Projection,
+    /// Norm of the output before it is added to the residual stream.
+    pub norm: Vec<f32>,
+}
+
+/// Weights of what mixes a layer's tokens, before the output projection.
 pub(super) enum AttentionInputs {
     /// Queries, keys, values.
     Heads(Box<[Projection; 3]>),
+    /// The same and the gates of outputs.
+    GatedHeads(Box<[Projection; 4]>),
+    /// Only queries, for the keys and values of another layer.
+    Queries(Box<[Projection; 1]>),
     Latent(Box<Latent>),
+    State(Box<State>),
 }
 
 /// Weights of latent attention.
@@ -49,6 +72,55 @@ pub(super) struct Latent {
     pub keys: Vec<Projection>,
     /// The outputs' matrices of this rank's heads.
     pub values: Vec<Projection>,
+}
+
+/// Weights of a layer with a state, before the output projection.
+pub(super) struct State {
+    /// What a row is projected to, in the order of the kernel: first what a state remembers and the gates of
+    /// outputs, then `rates` logits of how it changes.
+    pub inputs: Vec<Projection>,
+    pub rates: usize,
+    /// Whether one product can have all of them: their weights have one form.
+    pub is_one_product: bool,
+    /// `[channels, taps]`
+    pub taps: Vec<f32>,
+    /// `[channels]`, or empty.
+    pub taps_bias: Vec<f32>,
+    /// What only states of its kind have.
+    pub rule: Rule,
+}
+
+/// How the rows of a layer change its state.
+pub(super) enum Rule {
+    Delta(Delta),
+    Space(Space),
+    Convolution,
+}
+
+/// Weights of a gated delta network.
+pub(super) struct Delta {
+    /// `[value_heads]`
+    pub decay_rate: Vec<f32>,
+    /// `[value_heads]`
+    pub decay_bias: Vec<f32>,
+    /// `[value_dim]`
+    pub norm: Vec<f32>,
+}
+
+/// Weights of a state space.
+pub(super) struct Space {
+    /// `[heads]`
+    pub decay_rate: Vec<f32>,
+    /// `[heads]`
+    pub time_bias: Vec<f32>,
+    /// `[heads]`
+    pub skip: Vec<f32>,
+    /// `[values]`
+    pub norm: Vec<f32>,
+    /// Values that are normalised together.
+    pub norm_width: usize,
+    pub time_limits: (f32, f32),
+    pub eps: f32,
 }
 
 /// Weights of a feed-forward network.
@@ -68,12 +140,32 @@ pub(super) struct Mixture {
     pub networks: Vec<Option<GatedNetwork>>,
     /// Shared network and the projection for its weight; complete on every rank.
     pub shared: Option<(GatedNetwork, Option<Projection>)>,
+    pub own_norms: Option<MixtureNorms>,
+}
+
+/// Norms of a mixture whose parts have their own, and factors of the chosen experts' weights.
+pub(super) struct MixtureNorms {
+    pub router: Norm,
+    pub expert_scales: Vec<f32>,
+    pub expert_inputs: Norm,
+    pub expert_outputs: Vec<f32>,
+    pub shared_outputs: Vec<f32>,
 }
 
 pub(super) struct GatedNetwork {
     pub gate: Projection,
     pub up: Projection,
     pub down: Projection,
+}
+
+/// Weights that make the inputs of all layers.
+pub(super) struct LayerInputTable {
+    /// `[vocab, layers * width]`
+    pub table: WeightMatrix,
+    /// `[layers * width, hidden]`
+    pub projection: Projection,
+    /// `[width]`
+    pub norm: Vec<f32>,
 }
 
 /// A matrix and its bias.
@@ -102,33 +194,54 @@ impl Norm {
 }
 
 impl Layer {
-    /// Assembles a layer from `parts`.
-    pub fn new(parts: &mut Parts, spec: &Spec, layer: usize) -> Self {
-        let inputs = AttentionInputs::new(parts, spec, layer);
+    /// Assembles a layer of the model of `spec` from `parts` of it, those in `shard`.
+    pub fn new(parts: &mut Parts, spec: &Spec, shard: &Shard, layer: usize) -> Self {
+        let inputs = AttentionInputs::new(parts, spec, shard, layer);
         let mut vector = |role| parts.vector(layer, role);
-        let mut qk_norm = vector(Role::QueryNorm).zip(vector(Role::KeyNorm));
+        let (attention, has_keys) = (spec.attention_of(layer), spec.layers[layer].cache_of.is_none());
+        let key_norm = vector(Role::KeyNorm).or_else(|| (!has_keys).then(Vec::new));
+        let mut qk_norm = vector(Role::QueryNorm).zip(key_norm);
         let rotation = &spec.rotations[spec.layers[layer].rotation];
-        if spec.attention.qk_norm == QkNorm::Unweighted && rotation.is_any() {
-            let ones = vec![1.0; spec.attention.head_dim];
-            qk_norm = Some((ones.clone(), ones));
+        let ones = vec![1.0; attention.head_dim];
+        if attention.qk_norm == QkNorm::Unweighted && rotation.is_any() {
+            qk_norm = Some((ones.clone(), ones.clone()));
         }
+        let has_state = spec.layers[layer].mixer == Mixer::State;
+        let output = if has_state { Role::StateOutput } else { Role::AttentionOutput };
         let (o_norm, down_norm) = (vector(Role::AttentionOutputNorm), vector(Role::FeedForwardOutputNorm));
         Self {
             attention_norm: parts.norm(Some(layer), Role::AttentionNorm),
             inputs,
             qk_norm,
+            v_norm: (attention.has_value_norm && has_keys).then_some(ones),
             sinks: parts.vector(layer, Role::Sinks),
-            o: parts.projection(layer, Role::AttentionOutput),
+            o: parts.projection(layer, output),
             o_norm,
             feed_forward_norm: parts.norm(Some(layer), Role::FeedForwardNorm),
-            feed_forward: FeedForward::new(parts, &spec.layers[layer].feed_forward, layer),
+            feed_forward: FeedForward::new(parts, spec, layer),
             down_norm,
+            input: spec.layer_inputs.map(|_| LayerInputWeights {
+                gate: parts.projection(layer, Role::LayerInputGate),
+                output: parts.projection(layer, Role::LayerInputOutput),
+                norm: parts.listed(layer, Role::LayerInputOutputNorm),
+            }),
+            scale: parts.vector(layer, Role::LayerScale).map(|scale| scale[0]),
         }
     }
 }
 
 impl AttentionInputs {
-    fn new(parts: &mut Parts, spec: &Spec, layer: usize) -> Self {
+    fn new(parts: &mut Parts, spec: &Spec, shard: &Shard, layer: usize) -> Self {
+        if let (Mixer::State, Some(state)) = (spec.layers[layer].mixer, &spec.state) {
+            return Self::State(Box::new(State::new(parts, state, &shard.state_units, layer)));
+        }
+        if spec.layers[layer].cache_of.is_some() {
+            return Self::Queries(Box::new([parts.projection(layer, Role::Query)]));
+        }
+        if spec.attention.has_gate {
+            let roles = [Role::Query, Role::Key, Role::Value, Role::QueryGate];
+            return Self::GatedHeads(Box::new(roles.map(|role| parts.projection(layer, role))));
+        }
         let Some(latent) = spec.attention.latent else {
             let roles = [Role::Query, Role::Key, Role::Value];
             return Self::Heads(Box::new(roles.map(|role| parts.projection(layer, role))));
@@ -150,10 +263,89 @@ impl AttentionInputs {
     }
 }
 
+impl State {
+    /// The part of a state of `spec` with these `units`.
+    fn new(parts: &mut Parts, spec: &StateSpec, units: &Range<usize>, layer: usize) -> Self {
+        let (inputs, rates): (&[Role], &[Role]) = match spec {
+            StateSpec::Delta(_) => (
+                &[Role::StateQuery, Role::StateKey, Role::StateValue, Role::StateGate],
+                &[Role::StateBeta, Role::StateDecay],
+            ),
+            StateSpec::Space(_) => {
+                (&[Role::StateGate, Role::StateValue, Role::StateKey, Role::StateQuery], &[Role::StateDecay])
+            }
+            StateSpec::Convolution(_) => (&[Role::StateInputGate, Role::StateGate, Role::StateValue], &[]),
+        };
+        let all = inputs.iter().chain(rates);
+        let inputs: Vec<Projection> = all.map(|role| parts.projection(layer, *role)).collect();
+        let form = |of: &Projection| {
+            let format = of.weights.layout().format;
+            (format.is_integer().then_some(format), of.weights.order().cloned())
+        };
+        let is_one_product = inputs.iter().all(|other| form(other) == form(&inputs[0]));
+        let taps = parts.listed(layer, Role::StateTaps);
+        let bias = parts.vector(layer, Role::StateTapsBias).unwrap_or_default();
+        let rule = match spec {
+            StateSpec::Delta(delta) => Rule::Delta(Delta::new(parts, delta, layer)),
+            StateSpec::Space(space) => Rule::Space(Space::new(parts, space, layer)),
+            StateSpec::Convolution(_) => Rule::Convolution,
+        };
+        Self {
+            inputs,
+            rates: rates.len(),
+            is_one_product,
+            taps: own_channels(spec, units, &taps, spec.taps()),
+            taps_bias: if bias.is_empty() { bias } else { own_channels(spec, units, &bias, 1) },
+            rule,
+        }
+    }
+}
+
+/// Those of `values`, `each` of every channel, that belong to these `units`.
+fn own_channels(spec: &StateSpec, units: &Range<usize>, values: &[f32], each: usize) -> Vec<f32> {
+    let (mut first, mut own) = (0, Vec::new());
+    for wide in spec.channel_runs() {
+        let channels = first + units.start * wide..first + units.end * wide;
+        own.extend_from_slice(&values[channels.start * each..channels.end * each]);
+        first += spec.units() * wide;
+    }
+    own
+}
+
+impl Delta {
+    fn new(parts: &mut Parts, spec: &DeltaSpec, layer: usize) -> Self {
+        let has_rates = spec.stored.has_negative_rates;
+        let rate = |stored: f32| if has_rates { -stored } else { f64::from(stored).exp() as f32 };
+        let rates = parts.listed(layer, Role::StateDecayRate);
+        Self {
+            decay_rate: rates.into_iter().map(rate).collect(),
+            decay_bias: parts.listed(layer, Role::StateDecayBias),
+            norm: parts.listed(layer, Role::StateNorm),
+        }
+    }
+}
+
+impl Space {
+    fn new(parts: &mut Parts, spec: &SpaceSpec, layer: usize) -> Self {
+        let rate = |stored: f32| f64::from(stored).exp() as f32;
+        Self {
+            decay_rate: parts.listed(layer, Role::StateDecayRate).into_iter().map(rate).collect(),
+            time_bias: parts.listed(layer, Role::StateDecayBias),
+            skip: parts.listed(layer, Role::StateSkip),
+            norm: parts.listed(layer, Role::StateNorm),
+            norm_width: spec.heads_of_group() * spec.head_dim,
+            time_limits: spec.time_limits,
+            eps: spec.eps,
+        }
+    }
+}
+
 impl FeedForward {
-    fn new(parts: &mut Parts, spec: &FeedForwardSpec, layer: usize) -> Self {
+    fn new(parts: &mut Parts, of: &Spec, layer: usize) -> Self {
+        let spec = &of.layers[layer].feed_forward;
         if let Some(experts) = spec.experts {
-            return Self::Experts(Box::new(Mixture::new(parts, experts, layer)));
+            let own_norms = experts.has_own_norms.then(|| MixtureNorms::new(parts, of.hidden_size, layer));
+            return Self::Experts(Box::new(Mixture { own_norms, ..Mixture::new(parts, experts, layer) }));
         }
         let (up, down) = (parts.projection(layer, Role::Up), parts.projection(layer, Role::Down));
         if spec.is_gated {
@@ -183,7 +375,24 @@ impl Mixture {
             (network, shared.is_weighted.then(|| take(Role::SharedRouter)))
         });
         let router = take(Role::Router);
-        Self { router, networks, shared, correction: parts.vector(layer, Role::RouterCorrection) }
+        let correction = parts.vector(layer, Role::RouterCorrection);
+        Self { router, networks, shared, correction, own_norms: None }
+    }
+}
+
+impl MixtureNorms {
+    fn new(parts: &mut Parts, hidden_size: usize, layer: usize) -> Self {
+        let mut norm = |role| parts.listed(layer, role);
+        // The router's rows have length 1.
+        let of_length = (hidden_size as f32).powf(-0.5);
+        let router = norm(Role::RouterScale).into_iter().map(|scale| scale * of_length).collect();
+        Self {
+            router: Norm { weight: router, bias: None },
+            expert_scales: norm(Role::ExpertScales),
+            expert_inputs: Norm { weight: norm(Role::ExpertNorm), bias: None },
+            expert_outputs: norm(Role::ExpertOutputNorm),
+            shared_outputs: norm(Role::SharedOutputNorm),
+        }
     }
 }
 
@@ -239,11 +448,22 @@ impl Parts {
         Some(Norm { weight: self.norms.remove(&at)?, bias: self.biases.remove(&at) })
     }
 
-    fn vector(&mut self, layer: usize, role: Role) -> Option<Vec<f32>> {
+    /// A vector of a layer, if the model has it.
+    pub fn vector(&mut self, layer: usize, role: Role) -> Option<Vec<f32>> {
         self.norms.remove(&(Some(layer), None, role))
     }
 
-    fn projection(&mut self, layer: usize, role: Role) -> Projection {
+    /// A vector of a layer that exists, because [`crate::tensors::all`] lists it.
+    pub fn listed(&mut self, layer: usize, role: Role) -> Vec<f32> {
+        self.vector(layer, role).unwrap_or_else(|| unreachable!("the list of tensors contains it"))
+    }
+
+    /// A projection outside the layers.
+    pub fn outer_projection(&mut self, role: Role) -> Projection {
+        self.projection_at((None, None, role))
+    }
+
+    pub fn projection(&mut self, layer: usize, role: Role) -> Projection {
         self.projection_at((Some(layer), None, role))
     }
 

@@ -2,7 +2,7 @@
 
 use skein_kernels::cpu::packed::Packed;
 
-use super::layers::{Layer, Parts};
+use super::layers::{Layer, LayerInputTable, Parts};
 use super::model::Model;
 use super::pack::{Matrix, Use};
 use super::products;
@@ -32,6 +32,8 @@ impl Model {
         let (matrices, weights) = (matrices(spec, &shard, source)?, source.weights);
         let embedding = shard.is_first().then(|| tensors::embedding(spec).find(weights)).transpose()?;
         let embedding = embedding.map(|table| table.part(shard.vocabulary.clone(), 0..table.cols()));
+        let table = tensors::layer_embedding(spec).filter(|_| shard.is_first());
+        let table = table.map(|table| table.find(weights)).transpose()?;
         let mut parts = Parts::read(spec, &shard, &tensors, weights)?;
         let packed = pack(&matrices)?;
         assert_eq!(packed.len(), matrices.len(), "every matrix is packed");
@@ -39,9 +41,15 @@ impl Model {
         let weight_bytes = bytes_of_one_token(spec, &matrices, &packed);
         let head = tensors::head(&tensors).role;
         parts.add(matrices.iter().map(|matrix| &matrix.tensor), packed);
+        let layer_inputs = table.map(|table| LayerInputTable {
+            table,
+            projection: parts.outer_projection(Role::LayerInput),
+            norm: parts.norm(None, Role::LayerInputNorm).map(|norm| norm.weight).unwrap_or_default(),
+        });
         Ok(Self {
             embedding,
-            layers: shard.layers.clone().map(|layer| Layer::new(&mut parts, spec, layer)).collect(),
+            layer_inputs,
+            layers: shard.layers.clone().map(|layer| Layer::new(&mut parts, spec, &shard, layer)).collect(),
             norm: parts.norm(None, Role::LastNorm),
             head: shard.is_last().then(|| parts.matrix(None, head)),
             bf16,
@@ -71,6 +79,7 @@ pub fn matrices(spec: &Spec, shard: &Shard, source: WeightSource<'_>) -> Result<
     let is_own = |tensor: &&Tensor| !shard.part(spec, tensor).is_empty() || tensor.role == head.role;
     let for_use = |tensor: &Tensor| match tensor.role {
         Role::Router | Role::SharedRouter => Use::Router,
+        Role::StateBeta | Role::StateDecay => Use::Rates,
         role if role == head.role => Use::Head,
         _ => Use::Layer,
     };

@@ -7,6 +7,7 @@ mod exchange;
 mod feed_forward;
 mod forward;
 mod latent;
+mod layer_inputs;
 mod layers;
 mod load;
 mod model;
@@ -14,6 +15,8 @@ pub mod pack;
 pub mod packed_cache;
 mod products;
 pub mod profile;
+mod residual;
+mod state;
 mod step;
 
 pub use load::matrices;

@@ -9,7 +9,7 @@ use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::norm::rms_norm_into;
 use skein_kernels::cpu::packed::Packed;
 
-use super::layers::{Layer, Norm};
+use super::layers::{Layer, LayerInputTable, Norm};
 use crate::shard::Shard;
 use crate::spec::{NormKind, Spec};
 
@@ -20,6 +20,8 @@ pub struct Model {
     pub(super) shard: Shard,
     /// Embedding table, in the first stage.
     pub(super) embedding: Option<WeightMatrix>,
+    /// What makes the layers' own inputs, if they have any; in the first stage.
+    pub(super) layer_inputs: Option<LayerInputTable>,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Option<Norm>,
     /// Output projection, in the last stage.

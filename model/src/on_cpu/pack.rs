@@ -5,7 +5,8 @@
 use std::ops::Range;
 
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::packed::{self, Format, Layout, PackError, Packed, pack_rows};
+use skein_kernels::cpu::matrix::WeightMatrix;
+use skein_kernels::cpu::packed::{self, Format, Layout, Order, PackError, Packed, pack_rows};
 use skein_node::trace::PROCESS;
 use tracing::field::Empty;
 use tracing::info_span;
@@ -51,6 +52,8 @@ pub enum Use {
     Layer,
     /// Choice of experts; its weights are never quantised.
     Router,
+    /// How much a state corrects and forgets: small matrices, not quantised at load.
+    Rates,
     /// Product that computes logits.
     Head,
 }
@@ -81,6 +84,26 @@ impl Matrix {
         Ok(Self { tensor: tensor.clone(), weights, part_at, for_use, leaves, delta, codes })
     }
 
+    /// `weights` with inputs in the model's order, if the checkpoint has another and products in `format` do
+    /// not go by it.
+    fn with_inputs_in_order(&self, weights: &WeightMatrix, format: Format) -> Option<WeightMatrix> {
+        let order = self.tensor.input_order.as_ref().filter(|_| self.input_order(format).is_none())?;
+        let is_in_blocks = weights.storage().blocks().is_some();
+        let values = if is_in_blocks { &weights.widened() } else { weights };
+        Some(values.with_columns(|input| order[input]))
+    }
+
+    /// Order of the inputs of this matrix packed in `format`, if products go by it: blocks of several inputs
+    /// cannot be reordered.
+    pub(super) fn input_order(&self, format: Format) -> Option<Order> {
+        let order = self.tensor.input_order.as_ref().filter(|_| format.is_integer())?;
+        let StoredMatrix::Numbers(numbers) = &self.weights else { return None };
+        numbers.storage().blocks()?;
+        let mut inputs = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(input, column)| inputs[*column] = input as u32);
+        Some(inputs.into())
+    }
+
     /// Candidate layouts when weights are converted to `rounded`, best first. The best one may be unable to
     /// represent the matrix. [`Format::F32`] decodes codes and blocks, and keeps 16-bit numbers, which
     /// lose nothing.
@@ -95,6 +118,7 @@ impl Matrix {
             }
             (_, Some(format), Use::Head) => vec![format.of_head()],
             (_, Some(format), Use::Layer) => vec![format],
+            // Rates keep their form whatever `rounded` says.
             (StoredMatrix::Numbers(numbers), ..) => Format::keeping(numbers.storage()).to_vec(),
             (StoredMatrix::Columns(columns), ..) => match &columns.stored {
                 ColumnsOf::Numbers(numbers) if numbers.storage().blocks().is_none() => {
@@ -269,7 +293,8 @@ fn pack_one(
     loop {
         let layout = layouts[chosen];
         let to = &mut to[..layout.bytes()];
-        match packed::pack(cpu, &weights, layout, to) {
+        let with_inputs = matrix.with_inputs_in_order(&weights, layout.format);
+        match packed::pack(cpu, with_inputs.as_ref().unwrap_or(&weights), layout, to) {
             Ok(()) => return Ok((chosen as u8, layout.bytes())),
             Err(why @ (PackError::ManyExponents { .. } | PackError::WideScale { .. }))
                 if chosen + 1 < layouts.len() =>
@@ -290,7 +315,7 @@ const STORED: &str = "stored";
 mod tests {
     use std::os::unix::fs::DirEntryExt;
 
-    use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+    use skein_kernels::cpu::matrix::Storage;
 
     use super::*;
     use crate::tensors::{Kind, Product, Role, Stored};
@@ -319,6 +344,7 @@ mod tests {
                 place: crate::tensors::Place::Rows,
             }],
             order: None,
+            input_order: None,
         };
         let weights = StoredMatrix::Numbers(weights);
         Matrix { tensor, weights, part_at: None, for_use, leaves: 1, delta: None, codes: None }

@@ -42,6 +42,9 @@ pub fn part_without_kernel(spec: &Spec) -> Option<&'static str> {
     if mixtures().any(|experts| experts.routing.floor > 0.0) {
         return Some("a least sum of the chosen experts' weights (moe_norm_min)");
     }
+    if mixtures().any(|experts| experts.routing.added > 0.0) {
+        return Some("a constant added to the sum of the chosen experts' weights");
+    }
     let is_odd = spec.norm.kind != NormKind::Rms || !spec.norm.place.has_inputs() || spec.is_parallel;
     if is_odd && mixtures().next().is_some() {
         return Some("experts behind another norm than RMS normalisation of their input");

@@ -18,6 +18,50 @@ pub enum Indivisible {
         /// Number of leaves of the product.
         leaves: usize,
     },
+    /// The units of the states are not divisible by the number of ranks.
+    #[error(
+        "{ranks} ranks cannot share this model: the states of its layers have {units} {what}, so the number of ranks must \
+         be a divisor of {units}"
+    )]
+    StateUnits {
+        /// Number of ranks.
+        ranks: usize,
+        /// Units of a layer's state.
+        units: usize,
+        /// What these are.
+        what: &'static str,
+    },
+    /// The checkpoint has the value heads of states in an order that cannot be divided.
+    #[error(
+        "{ranks} ranks cannot share this file: it has the value heads of its states in llama.cpp's order, in which those of \
+         a rank are apart; serve it with one rank, or the model in safetensors"
+    )]
+    TiledStates {
+        /// Number of ranks.
+        ranks: usize,
+    },
+    /// Layers have inputs of their own, made from the embeddings.
+    #[error(
+        "{stages} stages cannot share this model: its layers have inputs besides the residual stream, which only the first \
+         stage could make"
+    )]
+    LayerInputs {
+        /// Number of stages.
+        stages: usize,
+    },
+    /// A layer reads the keys and values of a layer in another stage.
+    #[error(
+        "{stages} stages cannot share this model: layer {layer} reads the keys and values of layer {of}, which would be in \
+         another stage"
+    )]
+    SharedCache {
+        /// Number of stages.
+        stages: usize,
+        /// The layer that reads.
+        layer: usize,
+        /// The layer that it reads from.
+        of: usize,
+    },
     /// The model has fewer layers than there are stages.
     #[error("{stages} stages cannot share this model: it has {layers} layers, and a stage has at least one")]
     Layers {

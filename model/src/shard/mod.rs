@@ -4,7 +4,8 @@
 //! Queries, gate, up and the head are divided by their outputs. Attention output and down are divided by
 //! their inputs, at [leaves](skein_kernels::leaves), so that sums have the same bits with any number of
 //! ranks. A rank has the KV heads that its query heads read; ranks may have the same ones. Norms, and biases
-//! added after the ranks' sums are joined, are on every rank. The latent of latent attention is computed and
+//! added after the ranks' sums are joined, are on every rank. States are divided by their units: key heads
+//! with the value heads of each, groups of heads, or channels. The latent of latent attention is computed and
 //! cached on every rank; the matrices of a head are on the rank that has the head. Each expert is whole on
 //! one rank, given by a table.
 //!
@@ -21,6 +22,7 @@ pub use error::Indivisible;
 use skein_kernels::leaves;
 
 use crate::spec::Spec;
+use crate::state_spec::{DeltaSpec, SpaceSpec, StateSpec};
 use crate::tensors::{self, Kind, Product, Role, Tensor};
 
 /// Granularity of the vocabulary's division, in rows.
@@ -41,6 +43,10 @@ pub struct Shard {
     pub group: usize,
     /// KV heads of the whole model.
     pub all_kv_heads: usize,
+    /// Query heads per KV head in the layers with a window: `group` unless their attention has another shape.
+    pub windowed_group: usize,
+    /// Units of states on this rank; empty without states.
+    pub state_units: Range<usize>,
     /// Rows of the embedding table and head on this rank; may be empty on the last ranks.
     pub vocabulary: Range<usize>,
     /// Rank of each expert of a layer, ascending.
@@ -87,12 +93,20 @@ impl Shard {
     /// Part of `rank`, one of `ranks`.
     ///
     /// # Errors
-    /// If a product has fewer leaves than there are ranks, or their number is not a power of two.
+    /// If a product has fewer leaves than there are ranks, or their number is not a power of two, or if it
+    /// does not divide the heads of states, or the file has those in an order that cannot be divided.
     ///
     /// # Panics
     /// If `rank` is not below `ranks`.
     pub fn new(spec: &Spec, rank: usize, ranks: usize) -> Result<Self, Indivisible> {
         assert!(rank < ranks, "rank {rank} of {ranks}");
+        if let Some(state) = spec.state.filter(|state| !state.units().is_multiple_of(ranks)) {
+            let (units, what) = (state.units(), state.unit_name());
+            return Err(Indivisible::StateUnits { ranks, units, what });
+        }
+        if ranks > 1 && spec.state.is_some_and(|state| !state.is_divisible()) {
+            return Err(Indivisible::TiledStates { ranks });
+        }
         if ranks > 1 {
             let all = tensors::all(spec);
             let by_inputs = all.iter().filter(|tensor| is_divided_by_inputs(tensor));
@@ -108,7 +122,7 @@ impl Shard {
     /// Part of this rank in `stage`, one of `stages`.
     ///
     /// # Errors
-    /// If there are more stages than layers.
+    /// If there are more stages than layers, or if a layer's inputs would be on another stage.
     ///
     /// # Panics
     /// If `stage` is not below `stages`.
@@ -116,6 +130,15 @@ impl Shard {
         assert!(stage < stages, "stage {stage} of {stages}");
         let layers = spec.layers.len();
         let all = stages::divide(spec, stages).ok_or(Indivisible::Layers { stages, layers })?;
+        if spec.layer_inputs.is_some() && stages > 1 {
+            return Err(Indivisible::LayerInputs { stages });
+        }
+        for own in &all {
+            let cut = |layer: &usize| spec.layers[*layer].cache_of.filter(|of| !own.contains(of));
+            if let Some((layer, of)) = own.clone().find_map(|layer| Some((layer, cut(&layer)?))) {
+                return Err(Indivisible::SharedCache { stages, layer, of });
+            }
+        }
         Ok(Self { stage, stages, layers: all[stage].clone(), ..self })
     }
 
@@ -137,10 +160,12 @@ impl Shard {
         Self {
             rank,
             ranks,
-            kv_heads: heads.start / group..heads.end.div_ceil(group),
+            kv_heads: kv_heads_of(&heads, group),
             heads,
             group,
             all_kv_heads: attention.kv_heads,
+            windowed_group: spec.windowed_attention.map_or(group, |it| it.heads / it.kv_heads),
+            state_units: share(spec.state.map_or(0, |state| state.units()), rank, ranks),
             vocabulary: vocabulary_of(vocab_size, rank, ranks),
             vocab_size,
             experts: experts_of(spec.experts().0, ranks),
@@ -170,6 +195,7 @@ impl Shard {
     fn is_in_stage(&self, spec: &Spec, tensor: &Tensor) -> bool {
         match (tensor.layer, tensor.role) {
             (Some(layer), _) => self.layers.contains(&layer),
+            (None, Role::LayerEmbedding | Role::LayerInput | Role::LayerInputNorm) => self.is_first(),
             (None, Role::Embedding) => self.is_first() || (self.is_last() && spec.is_tied),
             (None, _) => self.is_last(),
         }
@@ -185,11 +211,20 @@ impl Shard {
         if !self.is_in_stage(spec, tensor) || is_elsewhere {
             return Part { rows: 0..0, cols, leaves };
         }
+        if let Some(each) = spec.state.and_then(|state| rows_of_unit(&state, tensor.role)) {
+            rows = wide(&self.state_units, each);
+        }
+        let attention = tensor.layer.map_or(&spec.attention, |layer| spec.attention_of(layer));
         match (tensor.kind, tensor.role) {
+            (_, Role::LayerEmbedding) => {} // looked up as stored, on every rank
             (Kind::Table, _) | (_, Role::Head) => rows = self.vocabulary.clone(),
-            (_, Role::Query | Role::QueryUp) => rows = wide(&self.heads, spec.attention.query_dim()),
+            (_, Role::Query | Role::QueryUp) => rows = wide(&self.heads, attention.query_dim()),
+            (_, Role::QueryGate) => rows = wide(&self.heads, attention.head_dim),
             (_, Role::Sinks) => rows = self.heads.clone(),
-            (_, Role::Key | Role::Value) => rows = wide(&self.kv_heads, spec.attention.head_dim),
+            (_, Role::Key | Role::Value) => {
+                let kv_heads = kv_heads_of(&self.heads, attention.heads / attention.kv_heads);
+                rows = wide(&kv_heads, attention.head_dim);
+            }
             (_, Role::Gate | Role::Up) => rows = share(tensor.rows, self.rank, self.ranks),
             _ if is_divided_by_inputs(tensor) => {
                 cols = share(tensor.cols, self.rank, self.ranks);
@@ -206,7 +241,17 @@ impl Shard {
         let mut own = spec.clone();
         own.attention.heads = self.heads.len();
         own.attention.kv_heads = self.kv_heads.len();
+        if let Some(windowed) = &mut own.windowed_attention {
+            windowed.heads = self.heads.len();
+            windowed.kv_heads = kv_heads_of(&self.heads, self.windowed_group).len();
+        }
+        if let Some(state) = &mut own.state {
+            *state = state.with_units(self.state_units.len());
+        }
         own.layers = spec.layers[self.layers.clone()].to_vec();
+        for layer in &mut own.layers {
+            layer.cache_of = layer.cache_of.and_then(|of| of.checked_sub(self.layers.start));
+        }
         let dense = own.layers.iter_mut().filter(|layer| layer.feed_forward.experts.is_none());
         for layer in dense {
             let inner = &mut layer.feed_forward.inner_size;
@@ -218,13 +263,20 @@ impl Shard {
     /// Query and KV heads of `rank`, with `all` query heads in total.
     pub fn heads_of(&self, rank: usize, all: usize) -> [Range<usize>; 2] {
         let heads = share(all, rank, self.ranks);
-        let kv_heads = heads.start / self.group..heads.end.div_ceil(self.group);
+        let kv_heads = kv_heads_of(&heads, self.group);
         [heads, kv_heads]
     }
 
     /// Query heads of the rank's first KV head that are on the rank before.
     pub fn skipped_heads(&self) -> usize {
         self.heads.start % self.group
+    }
+
+    /// Query heads per KV head in layers with or without a window, and those of the rank's first KV head that
+    /// are on the rank before.
+    pub fn group_of(&self, has_window: bool) -> (usize, usize) {
+        let group = if has_window { self.windowed_group } else { self.group };
+        (group, self.heads.start % group)
     }
 
     /// Rank with the embedding row of `token`.
@@ -245,6 +297,43 @@ impl Shard {
     /// Number of elements of all tensors on this rank. A tied head counts as part of the embedding table.
     pub fn values(&self, spec: &Spec) -> u64 {
         tensors::all(spec).iter().map(|tensor| self.part(spec, tensor).len() as u64).sum()
+    }
+}
+
+/// KV heads that these query heads read, `group` of them each.
+fn kv_heads_of(heads: &Range<usize>, group: usize) -> Range<usize> {
+    heads.start / group..heads.end.div_ceil(group)
+}
+
+/// Rows of a state's tensor that belong to one unit; `None` if they belong to all, or it is no state's.
+fn rows_of_unit(state: &StateSpec, role: Role) -> Option<usize> {
+    match (state, role) {
+        (_, Role::StateValue | Role::StateGate) => Some(state.output_unit()),
+        (StateSpec::Delta(delta), role) => rows_of_key_head(delta, role),
+        (StateSpec::Space(space), role) => rows_of_group(space, role),
+        (StateSpec::Convolution(_), Role::StateInputGate) => Some(1),
+        (StateSpec::Convolution(_), _) => None,
+    }
+}
+
+fn rows_of_key_head(delta: &DeltaSpec, role: Role) -> Option<usize> {
+    match role {
+        Role::StateQuery | Role::StateKey => Some(delta.key_dim),
+        Role::StateBeta | Role::StateDecay | Role::StateDecayRate | Role::StateDecayBias => {
+            Some(delta.group())
+        }
+        _ => None,
+    }
+}
+
+fn rows_of_group(space: &SpaceSpec, role: Role) -> Option<usize> {
+    match role {
+        Role::StateQuery | Role::StateKey => Some(space.state_dim),
+        Role::StateDecay | Role::StateDecayRate | Role::StateDecayBias | Role::StateSkip => {
+            Some(space.heads_of_group())
+        }
+        Role::StateNorm => Some(space.heads_of_group() * space.head_dim),
+        _ => None,
     }
 }
 

@@ -1,4 +1,5 @@
 use serde_json::{Map, json};
+use skein_kernels::cpu::kv_cache::KvType;
 
 use super::*;
 use crate::config::ModelConfig;
@@ -165,4 +166,37 @@ fn an_expert_is_whole_on_one_rank() {
         );
     }
     assert_eq!(shards[1].spec(&spec).inner_size(), spec.inner_size());
+}
+
+#[test]
+fn a_stage_that_would_read_another_stages_keys_is_refused() {
+    let types = [["sliding_attention"; 3].as_slice(), &["full_attention"]].concat().repeat(2);
+    let gemma = |inputs: usize| {
+        spec(&[
+            ("model_type", json!("gemma4_text")),
+            ("num_hidden_layers", json!(8)),
+            ("num_kv_shared_layers", json!(4)),
+            ("hidden_size_per_layer_input", json!(inputs)),
+            ("vocab_size_per_layer_input", json!(300)),
+            ("global_head_dim", json!(64)),
+            ("layer_types", json!(types)),
+        ])
+    };
+    let said = |inputs| {
+        let spec = gemma(inputs);
+        Shard::whole(&spec).of_stage(&spec, 0, 2).unwrap_err().to_string()
+    };
+    assert!(said(0).contains("layer 4 reads the keys and values of layer 2"), "{}", said(0));
+    assert!(said(16).contains("inputs besides the residual stream"), "{}", said(16));
+    let (spec, kind) = (gemma(0), KvType::F32);
+    // Three layers of two KV heads of 32 values, one of 64; keys and values.
+    assert_eq!(spec.windowed_kv_bytes_per_token(kind), 3 * 2 * 2 * kind.head_bytes(32) as u64);
+    assert_eq!(
+        spec.kv_bytes_per_token(kind),
+        (3 * 2 * 2 * kind.head_bytes(32) + 2 * 2 * kind.head_bytes(64)) as u64
+    );
+    for rank in 0..4 {
+        let own = Shard::new(&spec, rank, 4).unwrap().spec(&spec);
+        assert_eq!((own.attention.heads, own.attention_of(0).heads, own.attention_of(0).kv_heads), (2, 2, 1));
+    }
 }

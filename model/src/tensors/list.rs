@@ -2,18 +2,25 @@
 
 use super::{Kind, Place, Product, Role, Stored, Tensor};
 use crate::spec::{
-    AttentionSpec, ExpertsSpec, FeedForwardSpec, Fused, LatentSpec, NormKind, QkNorm, SharedSpec, Spec,
+    AttentionSpec, ExpertsSpec, FeedForwardSpec, Fused, LatentSpec, LayerInputSpec, NormKind, QkNorm,
+    SharedSpec, Spec,
 };
+use crate::state_spec::Mixer;
 
 /// All tensors of a model, in the order of a forward pass.
 pub fn all(spec: &Spec) -> Vec<Tensor> {
     let mut list = List::new(spec);
     let (vocab, hidden) = (spec.vocab_size as usize, spec.hidden_size);
     list.embedding();
+    list.layer_embedding();
     for layer in 0..spec.layers.len() {
         list.layer = Some(layer);
-        list.attention(&spec.attention);
+        match (spec.layers[layer].mixer, &spec.state) {
+            (Mixer::State, Some(state)) => list.state(state),
+            _ => list.attention(spec.attention_of(layer), spec.layers[layer].cache_of.is_none()),
+        }
         list.feed_forward(&spec.layers[layer].feed_forward);
+        list.end_of_layer();
     }
     list.layer = None;
     list.norm(Role::LastNorm, hidden);
@@ -30,26 +37,45 @@ pub fn embedding(spec: &Spec) -> Tensor {
     list.tensors.remove(0)
 }
 
+/// Table of the layers' own inputs, if they have any.
+pub fn layer_embedding(spec: &Spec) -> Option<Tensor> {
+    let mut list = List::new(spec);
+    list.layer_embedding();
+    list.tensors.into_iter().find(|tensor| tensor.role == Role::LayerEmbedding)
+}
+
 /// List under construction.
-struct List<'a> {
-    spec: &'a Spec,
+pub(super) struct List<'a> {
+    pub spec: &'a Spec,
     layer: Option<usize>,
     expert: Option<usize>,
-    tensors: Vec<Tensor>,
+    pub tensors: Vec<Tensor>,
 }
 
 /// A matrix of a product.
 #[derive(Clone, Copy)]
-struct Part {
+pub(super) struct Part {
     role: Role,
     rows: usize,
     /// Whether its rows belong to heads that are rotated.
     is_rotated: bool,
+    /// Groups of rows, if a tensor that holds several parts has the first group of each, then the second.
+    groups: Option<usize>,
 }
 
 impl Part {
-    fn new(role: Role, rows: usize) -> Self {
-        Self { role, rows, is_rotated: false }
+    pub fn new(role: Role, rows: usize) -> Self {
+        Self { role, rows, is_rotated: false, groups: None }
+    }
+
+    /// Its role and number of rows.
+    pub fn size(&self) -> (Role, usize) {
+        (self.role, self.rows)
+    }
+
+    /// The same, in a tensor that keeps the parts of each of so many groups together.
+    pub fn grouped(self, groups: usize) -> Self {
+        Self { groups: Some(groups), ..self }
     }
 }
 
@@ -63,22 +89,57 @@ impl<'a> List<'a> {
         self.add(Part::new(Role::Embedding, rows), Kind::Table, cols, &[]);
     }
 
-    fn attention(&mut self, attention: &AttentionSpec) {
+    /// Table of the layers' own inputs, and their projection from the embeddings.
+    fn layer_embedding(&mut self) {
+        let Some(LayerInputSpec { width, vocab_size }) = self.spec.layer_inputs else { return };
+        let (all, hidden) = (self.spec.layers.len() * width, self.spec.hidden_size);
+        self.add(Part::new(Role::LayerEmbedding, vocab_size), Kind::Table, all, &[]);
+        self.product(Product::LayerInput, &[Part::new(Role::LayerInput, all)], hidden, false);
+        self.norm(Role::LayerInputNorm, width);
+    }
+
+    /// Tensors that are used after a layer's feed-forward network.
+    fn end_of_layer(&mut self) {
+        let hidden = self.spec.hidden_size;
+        if let Some(LayerInputSpec { width, .. }) = self.spec.layer_inputs {
+            self.product(Product::LayerInputGate, &[Part::new(Role::LayerInputGate, width)], hidden, false);
+            let output = [Part::new(Role::LayerInputOutput, hidden)];
+            self.product(Product::LayerInputOutput, &output, width, false);
+            self.norm(Role::LayerInputOutputNorm, hidden);
+        }
+        if self.spec.has_layer_scales {
+            self.add(Part::new(Role::LayerScale, 1), Kind::Values, 1, &[]);
+        }
+    }
+
+    /// Tensors of attention; only its queries if it has no keys and values of its own.
+    fn attention(&mut self, attention: &AttentionSpec, has_keys: bool) {
         let (q_width, kv_width, hidden) = (attention.q_width(), attention.kv_width(), self.spec.hidden_size);
         let place = self.spec.norm.place;
         if place.has_inputs() {
             self.norm(Role::AttentionNorm, hidden);
         }
-        let rotated = |role, rows| Part { role, rows, is_rotated: true };
+        let rotated = |role, rows| Part { is_rotated: true, ..Part::new(role, rows) };
         if let Some(latent) = &attention.latent {
             self.latent(attention.heads, latent);
             let (output, cols) =
                 ([Part::new(Role::AttentionOutput, hidden)], attention.heads * latent.value_dim);
             return self.product(Product::AttentionOutput, &output, cols, attention.has_output_bias);
         }
-        let inputs =
-            [rotated(Role::Query, q_width), rotated(Role::Key, kv_width), Part::new(Role::Value, kv_width)];
-        self.product(Product::Qkv, &inputs, hidden, attention.has_bias);
+        let (query, key) = (rotated(Role::Query, q_width), rotated(Role::Key, kv_width));
+        let value = Part::new(Role::Value, kv_width);
+        if !has_keys {
+            self.product(Product::Qkv, &[query], hidden, attention.has_bias);
+        } else if attention.has_keys_as_values {
+            self.product(Product::Qkv, &[query, key, value], hidden, attention.has_bias);
+            self.keys_as_values();
+        } else if attention.has_gate {
+            let [query, gate] =
+                [query, Part::new(Role::QueryGate, q_width)].map(|part| part.grouped(attention.heads));
+            self.product(Product::Qkv, &[query, key, value, gate], hidden, attention.has_bias);
+        } else {
+            self.product(Product::Qkv, &[query, key, value], hidden, attention.has_bias);
+        }
         let of_heads = match attention.qk_norm {
             QkNorm::None | QkNorm::Unweighted => None,
             QkNorm::Heads => Some((attention.head_dim, attention.head_dim)),
@@ -86,7 +147,9 @@ impl<'a> List<'a> {
         };
         if let Some((query, key)) = of_heads {
             self.add(rotated(Role::QueryNorm, query), Kind::Norm, 1, &[]);
-            self.add(rotated(Role::KeyNorm, key), Kind::Norm, 1, &[]);
+            if has_keys {
+                self.add(rotated(Role::KeyNorm, key), Kind::Norm, 1, &[]);
+            }
         }
         if attention.has_sinks {
             self.add(Part::new(Role::Sinks, attention.heads), Kind::Values, 1, &[]);
@@ -98,12 +161,24 @@ impl<'a> List<'a> {
         }
     }
 
+    /// Lets the layer's values be stored where its keys are.
+    fn keys_as_values(&mut self) {
+        let layer = self.layer;
+        let is_of = |tensor: &Tensor, role| tensor.layer == layer && tensor.role == role;
+        let keys: Vec<Tensor> = self.tensors.iter().filter(|it| is_of(it, Role::Key)).cloned().collect();
+        let values = self.tensors.iter_mut().filter(|tensor| is_of(tensor, Role::Value));
+        for (value, key) in values.zip(keys) {
+            (value.name, value.stored) = (key.name, key.stored);
+        }
+    }
+
     /// Tensors of latent attention before the output projection.
     fn latent(&mut self, heads: usize, latent: &LatentSpec) {
         let LatentSpec { query_rank, rank, plain, rotated, value_dim, .. } = *latent;
-        let queries = |role| Part { role, rows: heads * latent.query_dim(), is_rotated: true };
+        let rotated_part = |role, rows| Part { is_rotated: true, ..Part::new(role, rows) };
+        let queries = |role| rotated_part(role, heads * latent.query_dim());
         let query = query_rank.map_or(queries(Role::Query), |rank| Part::new(Role::QueryDown, rank));
-        let inputs = [Part { role: Role::Latent, rows: rank + rotated, is_rotated: true }, query];
+        let inputs = [rotated_part(Role::Latent, rank + rotated), query];
         self.product(Product::Qkv, &inputs, self.spec.hidden_size, false);
         self.add(Part::new(Role::LatentNorm, rank), Kind::Norm, 1, &[]);
         if let Some(rank) = query_rank {
@@ -162,6 +237,12 @@ impl<'a> List<'a> {
         }
         if let Some(experts) = network.experts {
             let has_bias = experts.has_bias;
+            if experts.has_own_norms {
+                self.add(Part::new(Role::RouterScale, hidden), Kind::Values, 1, &[]);
+                self.add(Part::new(Role::ExpertScales, experts.count), Kind::Values, 1, &[]);
+                self.norm(Role::ExpertNorm, hidden);
+                self.norm(Role::ExpertOutputNorm, hidden);
+            }
             self.product(Product::Router, &[Part::new(Role::Router, experts.count)], hidden, has_bias);
             for expert in 0..experts.count {
                 self.expert = Some(expert);
@@ -193,6 +274,9 @@ impl<'a> List<'a> {
         let inputs = [Role::SharedGate, Role::SharedUp].map(|role| Part::new(role, inner_size));
         self.product(Product::GateUp, &inputs, hidden, false);
         self.product(Product::Down, &[Part::new(Role::SharedDown, hidden)], inner_size, false);
+        if experts.has_own_norms {
+            self.norm(Role::SharedOutputNorm, hidden);
+        }
         if is_weighted {
             self.product(Product::Router, &[Part::new(Role::SharedRouter, 1)], hidden, false);
         }
@@ -207,7 +291,17 @@ impl<'a> List<'a> {
         tensor.stored.extend(rows);
     }
 
-    fn norm(&mut self, role: Role, len: usize) {
+    /// Lets the last vector be stored in any of these shapes.
+    pub fn or_of_shapes(&mut self, shapes: &[Vec<usize>]) {
+        let tensor = self.tensors.last_mut().unwrap_or_else(|| unreachable!("it was just added"));
+        let in_shapes = |stored: &Stored| {
+            let stored = stored.clone();
+            shapes.iter().map(move |shape| Stored { shape: shape.clone(), ..stored.clone() })
+        };
+        tensor.stored = tensor.stored.iter().flat_map(in_shapes).collect();
+    }
+
+    pub fn norm(&mut self, role: Role, len: usize) {
         self.add(Part::new(role, len), Kind::Norm, 1, &[]);
         if self.spec.norm.kind == (NormKind::Layer { has_bias: true }) {
             self.add(Part::new(role, len), Kind::NormBias, 1, &[]);
@@ -215,7 +309,7 @@ impl<'a> List<'a> {
     }
 
     /// Adds the matrices and biases of a product.
-    fn product(&mut self, product: Product, parts: &[Part], cols: usize, has_bias: bool) {
+    pub fn product(&mut self, product: Product, parts: &[Part], cols: usize, has_bias: bool) {
         let mut first = 0;
         for part in parts {
             self.add(*part, Kind::Matrix(product, first), cols, parts);
@@ -227,12 +321,12 @@ impl<'a> List<'a> {
     }
 
     /// Adds the tensor of `part`, which belongs to the `stack` of its product.
-    fn add(&mut self, part: Part, kind: Kind, cols: usize, stack: &[Part]) {
+    pub fn add(&mut self, part: Part, kind: Kind, cols: usize, stack: &[Part]) {
         let stored: Vec<Stored> = (self.spec.names)(part.role)
             .iter()
             .flat_map(|name| self.stored(name, part, kind, cols, stack))
             .collect();
-        let attention = &self.spec.attention;
+        let attention = self.layer.map_or(&self.spec.attention, |layer| self.spec.attention_of(layer));
         let order = match (part.is_rotated, attention.latent) {
             (false, _) => None,
             (true, None) => attention.pairs.order(attention.head_dim),
@@ -243,11 +337,13 @@ impl<'a> List<'a> {
         };
         let (layer, expert, Part { role, rows, .. }) = (self.layer, self.expert, part);
         let name = stored[0].name.clone();
-        self.tensors.push(Tensor { name, layer, expert, head: None, role, kind, rows, cols, stored, order });
+        let (head, input_order) = (None, None);
+        let tensor = Tensor { name, layer, expert, head, role, kind, rows, cols, stored, order, input_order };
+        self.tensors.push(tensor);
     }
 
-    /// Locations of `part` in a tensor called `name`. Parts with the same name are consecutive rows of one
-    /// tensor; if an expert's name has no `{}`, the tensor holds all experts.
+    /// Locations of `part` in a tensor called `name`. Parts with the same name are rows of one tensor,
+    /// consecutive or group by group; if an expert's name has no `{}`, the tensor holds all experts.
     fn stored(&self, name: &str, part: Part, kind: Kind, cols: usize, stack: &[Part]) -> Vec<Stored> {
         let has_name = |other: &&Part| (self.spec.names)(other.role).contains(&name);
         let together = || stack.iter().filter(has_name);
@@ -274,7 +370,14 @@ impl<'a> List<'a> {
             (expert, _) => {
                 let name = expert.map_or(name.to_owned(), |expert| name.replace("{}", &expert.to_string()));
                 let name = format!("{prefix}{name}{end}");
-                vec![Stored { name, shape: of_rows(all), first_row: before, place: Place::Rows }]
+                let (first_row, place) = match part.groups.filter(|_| all > part.rows) {
+                    None => (before, Place::Rows),
+                    Some(groups) => {
+                        let (len, every) = (part.rows / groups, all / groups);
+                        (before / groups, Place::Runs { len, every })
+                    }
+                };
+                vec![Stored { name, shape: of_rows(all), first_row, place }]
             }
         }
     }

@@ -3,6 +3,8 @@
 
 mod list;
 mod numbers;
+mod place;
+mod state;
 mod stored_matrix;
 
 use std::collections::HashMap;
@@ -11,8 +13,9 @@ use skein_kernels::leaves;
 
 pub use super::role::{Product, Role};
 use super::spec::Spec;
-pub use list::{all, embedding};
-pub use stored_matrix::{Columns, ColumnsOf, Place, Stored, StoredMatrix};
+pub use list::{all, embedding, layer_embedding};
+pub use place::Place;
+pub use stored_matrix::{Columns, ColumnsOf, Stored, StoredMatrix};
 
 /// How a tensor is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,6 +57,9 @@ pub struct Tensor {
     pub stored: Vec<Stored>,
     /// Index in the checkpoint of each value of a head; `None` if the order is the same.
     pub order: Option<Vec<usize>>,
+    /// Column in the checkpoint of each input of a matrix; `None` if the order is the same. Such a matrix is
+    /// not divided by its inputs.
+    pub input_order: Option<Vec<usize>>,
 }
 
 impl Tensor {
@@ -66,10 +72,21 @@ impl Tensor {
     /// which they do by whole heads.
     pub fn leaves(&self, spec: &Spec) -> usize {
         match self.kind {
-            Kind::Matrix(Product::AttentionOutput, _) => leaves::count(self.cols, spec.attention.value_dim()),
+            Kind::Matrix(Product::AttentionOutput, _) if self.role == Role::StateOutput => {
+                leaves::count(self.cols, spec.state.map_or(1, |state| state.output_unit()))
+            }
+            Kind::Matrix(Product::AttentionOutput, _) => {
+                let attention = self.layer.map_or(&spec.attention, |layer| spec.attention_of(layer));
+                leaves::count(self.cols, attention.value_dim())
+            }
             Kind::Matrix(Product::Down, _) => leaves::count(self.cols, 1),
             _ => 1,
         }
+    }
+
+    /// What is added to the stored weights of a norm before use. The norm of a state's output has none.
+    pub fn norm_offset(&self, spec: &Spec) -> f32 {
+        if self.kind == Kind::Norm && self.role != Role::StateNorm { spec.norm.offset } else { 0.0 }
     }
 
     /// Number of values.

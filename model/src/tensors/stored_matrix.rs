@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use skein_kernels::cpu::matrix::WeightMatrix;
 
+use super::place::Place;
 use super::{Kind, Role, Tensor};
 use crate::LoadError;
 use crate::checkpoint::Weights;
@@ -132,22 +133,6 @@ pub struct Stored {
     pub place: Place,
 }
 
-/// Outputs of a tensor within a stored one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// Consecutive rows of the tensor.
-    Rows,
-    /// Rows that are this many apart.
-    EveryRow(usize),
-    /// Columns; each row is an input.
-    Columns {
-        /// Column of the first output.
-        first: usize,
-        /// Columns from one output to the next.
-        every: usize,
-    },
-}
-
 impl Tensor {
     /// Finds the tensor in `weights`: a matrix, or a vector as one row. Heads have the checkpoint's order.
     ///
@@ -165,6 +150,7 @@ impl Tensor {
                 Ok(WeightMatrix::new(columns.storage().clone(), rows, cols))
             }
             (StoredMatrix::Numbers(numbers), Kind::Table | Kind::Matrix(..)) => Ok(numbers),
+            (StoredMatrix::Numbers(numbers), _) if numbers.is_in_runs() => Ok(numbers.columns(0, 1, 1)),
             (StoredMatrix::Numbers(numbers), _) => {
                 Ok(WeightMatrix::new(numbers.storage().clone(), 1, self.rows))
             }
@@ -182,10 +168,20 @@ impl Tensor {
         let Stored { name, shape, first_row, place } = fits.or_else(exists).unwrap_or(&self.stored[0]);
         let read = |rows: usize| weights.rows(name, shape, *first_row..*first_row + rows);
         Ok(match *place {
-            Place::Rows => StoredMatrix::Numbers(WeightMatrix::new(read(self.rows)?, self.rows, self.cols)),
+            Place::Rows => {
+                // A vector may be stored as several rows.
+                let is_vector = !matches!(self.kind, Kind::Table | Kind::Matrix(..));
+                let each = if is_vector && shape.len() > 1 { shape[shape.len() - 1] } else { 1 };
+                let stored = read(self.rows / each)?;
+                StoredMatrix::Numbers(WeightMatrix::new(stored, self.rows, self.cols))
+            }
             Place::EveryRow(every) => {
-                let rows = (self.rows - 1) * every + 1;
+                let rows = place.row(self.rows - 1) + 1;
                 StoredMatrix::Numbers(WeightMatrix::new(read(rows)?, rows, self.cols).every_row(every))
+            }
+            Place::Runs { len, every } => {
+                let rows = place.row(self.rows - 1) + 1;
+                StoredMatrix::Numbers(WeightMatrix::new(read(rows)?, rows, self.cols).runs(len, every))
             }
             Place::Columns { first, every } => {
                 let columns = shape[shape.len() - 1];
@@ -216,15 +212,12 @@ impl Tensor {
         let (last, outer) = shape.split_last().unwrap_or_else(|| unreachable!("a shape has sizes"));
         let codes = |outer: &[usize]| weights.codes(name, outer.iter().product(), *last);
         Ok(match *place {
-            Place::Rows => {
-                codes(outer)?.map(|codes| StoredMatrix::Codes(codes.every(*first_row, 1, self.rows)))
-            }
-            Place::EveryRow(every) => {
-                codes(outer)?.map(|codes| StoredMatrix::Codes(codes.every(*first_row, every, self.rows)))
+            Place::Rows | Place::EveryRow(_) | Place::Runs { .. } => {
+                codes(outer)?.map(|codes| StoredMatrix::Codes(codes.outputs(*first_row, *place, self.rows)))
             }
             // Formats of codes have outputs as rows: a matrix that is turned, not a tensor of experts.
             Place::Columns { first, every } if outer.len() == 1 => codes(outer)?.map(|codes| {
-                let stored = ColumnsOf::Codes(codes.every(*first_row, 1, self.cols));
+                let stored = ColumnsOf::Codes(codes.outputs(*first_row, Place::Rows, self.cols));
                 StoredMatrix::Columns(Columns { stored, first, every, count: self.rows })
             }),
             Place::Columns { .. } => None,
@@ -261,8 +254,9 @@ impl Tensor {
     pub fn read(&self, spec: &Spec, weights: &Weights) -> Result<Vec<f32>, LoadError> {
         let mut values = vec![0.0; self.rows];
         self.find(weights)?.widen_row(0, &mut values);
-        if self.kind == Kind::Norm && spec.norm.offset != 0.0 {
-            values.iter_mut().for_each(|value| *value += spec.norm.offset);
+        let offset = self.norm_offset(spec);
+        if offset != 0.0 {
+            values.iter_mut().for_each(|value| *value += offset);
         }
         if self.role == Role::LastNorm && spec.logits_scale != 1.0 {
             values.iter_mut().for_each(|value| *value *= spec.logits_scale);

@@ -40,13 +40,15 @@ ARCHITECTURES = {
     "deepseek_v3": "deepseek2", "glm": "chatglm", "glm4": "glm4", "glm4_moe": "glm4moe", "granitemoe": "granitemoe",
     "starcoder2": "starcoder2", "cohere": "command-r", "cohere2": "cohere2", "olmo3": "olmo2", "seed_oss": "seed_oss",
     "exaone4": "exaone4", "ernie4_5": "ernie4_5", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2",
-    "glm4_moe_lite": "deepseek2",
+    "glm4_moe_lite": "deepseek2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
+    "lfm2": "lfm2", "lfm2_moe": "lfm2moe",
 }
 NAMES = [
     "llama-gqa", "llama3-rope", "mistral", "mixtral", "qwen2", "qwen2-tied-v5", "qwen3", "gemma2", "gemma3", "phi3-long",
     "granite", "olmo2", "olmoe", "qwen2-moe", "smollm3", "gpt-oss", "gpt-oss-mxfp4", "deepseek-v2", "deepseek-v2-lite",
     "deepseek-v3", "glm", "glm4-v5", "glm4-moe", "granite-moe", "starcoder2", "cohere", "cohere2-v5",
     "olmo3", "seed-oss", "exaone4", "ernie4-5", "ernie4-5-moe", "minimax-m2", "glm4-moe-lite",
+    "qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe",
 ]
 # Their queries and keys are permuted.
 ROTATES_ADJACENT = ["llama", "granite", "granitemoe", "smollm3"]
@@ -110,7 +112,13 @@ def views_of(addresses: np.ndarray, dtype: str, files: list):
         return [{"dtype": dtype, "shape": found[0], "from": {"view": view}}]
     if addresses.ndim == 1:
         return None
-    parts = [views_of(part, dtype, files) for part in addresses]
+    parts, first = [], 0
+    while first < len(addresses):
+        # As many rows as one view has.
+        ends = range(len(addresses), first + 1, -1)
+        last = next((end for end in ends if steps_of(addresses[first:end].reshape(-1))), first + 1)
+        parts.append(views_of(addresses[first:last] if last > first + 1 else addresses[first], dtype, files))
+        first = last
     return None if None in parts else sum(parts, [])
 
 
@@ -161,18 +169,37 @@ def llama3_factors(config: dict, scaling: dict) -> np.ndarray:
     return np.array(factors, np.float32)
 
 
+def attending(config: dict) -> list[bool]:
+    """Which layers of LFM2 attend."""
+    types = config.get("layer_types")
+    return [types[layer] != "conv" if types else layer in config["full_attn_idxs"] for layer in range(config["num_hidden_layers"])]
+
+
+def write_convolutions(writer: gguf.GGUFWriter, config: dict) -> None:
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if "block_ff_dim" in config:
+        size, multiple = int(config["block_ffn_dim_multiplier"] * int(2 * config["block_ff_dim"] / 3)), config["block_multiple_of"]
+        writer.add_feed_forward_length(-(-size // multiple) * multiple)
+    if "num_dense_layers" in config:
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
 def write_sizes(writer: gguf.GGUFWriter, config: dict) -> None:
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if "intermediate_size" in config:
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     is_latent = "kv_lora_rank" in config
-    writer.add_head_count_kv(1 if is_latent else config.get("num_key_value_heads", heads))
-    if "rms_norm_eps" in config:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    kv_heads = 1 if is_latent else config.get("num_key_value_heads", heads)
+    writer.add_head_count_kv([kv_heads if attends else 0 for attends in attending(config)] if "conv_L_cache" in config else kv_heads)
+    if "rms_norm_eps" in config or "norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     else:
         writer.add_layer_norm_eps(config.get("layer_norm_eps") or config["norm_epsilon"])
     writer.add_vocab_size(config["vocab_size"])
@@ -205,7 +232,11 @@ def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> N
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
     if kind == "cohere2":
         writer.add_sliding_window_pattern([layer == "sliding_attention" for layer in config["layer_types"]])
-    if kind == "qwen2_moe":
+    if "linear_num_key_heads" in config:
+        write_states(writer, config)
+    if "conv_L_cache" in config:
+        write_convolutions(writer, config)
+    if "shared_expert_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if kind in ("olmo3", "exaone4"):
@@ -261,6 +292,53 @@ def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> N
             float(np.sqrt(1 + np.log(config["max_position_embeddings"] / old) / np.log(old))))
         writer.add_tensor("rope_factors_long.weight", np.array(scaling["long_factor"], np.float32))
         writer.add_tensor("rope_factors_short.weight", np.array(scaling["short_factor"], np.float32))
+
+
+def write_states(writer: gguf.GGUFWriter, config: dict) -> None:
+    """Sizes of layers with a state, in the fields of state space models."""
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+    if config["model_type"].startswith("qwen3_5"):
+        writer.add_rope_dimension_sections([2, 1, 1, 0])  # text has equal positions in all of them
+    types = config.get("layer_types")
+    writer.add_full_attention_interval(types.index("full_attention") + 1 if types else config["full_attention_interval"])
+
+
+def of_state(config: dict, tensor: str, values: np.ndarray):
+    """Yields (name, values) of a tensor of a layer with a state as llama.cpp's converter writes it."""
+    heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    keys, layer = config["linear_key_head_dim"], tensor.split(".")[2]
+    values_of, is_number = config["linear_value_head_dim"] * value_heads // heads, values.dtype.kind == "f"
+
+    def tiled(part: np.ndarray, axis: int = 0) -> np.ndarray:
+        """Value heads in the order in which consecutive ones have different key heads."""
+        if config["model_type"] == "qwen3_next":
+            return part
+        part = np.moveaxis(part, axis, 0)
+        by_head = part.reshape(heads, value_heads // heads, -1, *part.shape[1:])
+        return np.moveaxis(by_head.swapaxes(0, 1).reshape(part.shape), 0, axis)
+
+    name = tensor.split("linear_attn.")[1]
+    if name == "in_proj_qkvz.weight":
+        parts = np.split(values.reshape(heads, -1, values.shape[-1]), np.cumsum([keys, keys, values_of]), axis=1)
+        query, key, value, gate = (part.reshape(-1, values.shape[-1]) for part in parts)
+        yield f"blk.{layer}.attn_qkv.weight", np.concatenate((query, key, value))
+        yield f"blk.{layer}.attn_gate.weight", gate
+    elif name in ("in_proj_qkv.weight", "conv1d.weight"):
+        values = values.reshape(len(values), -1)
+        query_key, value = np.split(values, [2 * heads * keys])
+        kind = "attn_qkv" if name == "in_proj_qkv.weight" else "ssm_conv1d"
+        yield f"blk.{layer}.{kind}.weight", np.concatenate((query_key, tiled(value)))
+    else:
+        kind, axis = {
+            "in_proj_z.weight": ("attn_gate.weight", 0), "in_proj_b.weight": ("ssm_beta.weight", 0),
+            "in_proj_a.weight": ("ssm_alpha.weight", 0), "in_proj_ba.weight": ("ssm_ba.weight", None), "A_log": ("ssm_a", 0),
+            "dt_bias": ("ssm_dt.bias", 0), "norm.weight": ("ssm_norm.weight", None), "out_proj.weight": ("ssm_out.weight", 1)}[name]
+        values = values if axis is None else tiled(values, axis)
+        yield f"blk.{layer}.{kind}", -np.exp(values) if kind == "ssm_a" and is_number else values
 
 
 def write_grouped(writer: gguf.GGUFWriter, config: dict) -> None:
@@ -360,7 +438,11 @@ def converted(config: dict, tensors):
     names, experts = gguf.get_tensor_name_map(key, config["num_hidden_layers"]), {}
     coded, scales = {}, {}
     for tensor, dtype, values in tensors:
-        if "norm" in tensor and config["model_type"].startswith("gemma"):
+        if ".linear_attn." in tensor:
+            for name, part in of_state(config, tensor, values):
+                yield name, "float32" if "conv1d" in name else dtype, part
+            continue
+        if "norm" in tensor and config["model_type"].startswith(("gemma", "qwen3_5", "qwen3_next")):
             values = values + 1
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if architecture in ROTATES_ADJACENT and part in tensor:
@@ -392,9 +474,11 @@ def converted(config: dict, tensors):
             continue
         tensor = tensor.replace("e_score_correction_bias", "e_score_correction.bias")
         tensor += ".weight" if tensor.endswith("sinks") else ""
+        tensor += ".bias" if tensor.endswith(".expert_bias") else ""
         values = values.squeeze()  # the gate of a shared expert is a vector there
         # Command R's files have no head. Ours is not tied.
         found = names.get_name(tensor, try_suffixes=(".weight", ".bias"))
+        dtype = "float32" if "shortconv.conv." in (found or "") else dtype
         yield found or {"lm_head.weight": "output.weight"}[tensor], dtype, values
     for (layer, matrix), blocks in coded.items():
         parts = split_experts(f"{matrix}_blocks", blocks, True)

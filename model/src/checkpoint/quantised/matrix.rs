@@ -10,6 +10,7 @@ use skein_sys::mapped::Bytes;
 use super::module::Module;
 use super::raw::Raw;
 use crate::LoadError;
+use crate::tensors::Place;
 
 /// Column counts that share a scale in packed formats, as in [`Format::INT4_SPANS`].
 const SPANS: [usize; 3] = [32, 64, 128];
@@ -236,9 +237,12 @@ fn awq(words: &[u8], line: usize, row: usize, rows: usize) -> u8 {
 pub struct CodedMatrix {
     name: Arc<str>,
     stored: Arc<StoredCodes>,
-    /// First output within the stored matrix, and outputs from one to the next.
+    /// Output of the stored matrix from which `place` counts.
     first: usize,
-    every: usize,
+    /// Which outputs of the stored matrix these are.
+    place: Place,
+    /// Outputs of `place` before the first of these.
+    skipped: usize,
     rows: usize,
     cols: Range<usize>,
 }
@@ -246,16 +250,23 @@ pub struct CodedMatrix {
 impl CodedMatrix {
     pub(super) fn whole(stored: StoredCodes, name: &str) -> Self {
         let (rows, cols) = (stored.rows, 0..stored.cols);
-        Self { name: name.into(), stored: Arc::new(stored), first: 0, every: 1, rows, cols }
+        let place = Place::Rows;
+        Self { name: name.into(), stored: Arc::new(stored), first: 0, place, skipped: 0, rows, cols }
     }
 
-    /// `rows` outputs from `first` on that are `every` apart.
+    /// `rows` outputs of a whole matrix, from `first` on as `place` says.
     ///
     /// # Panics
-    /// If the matrix has no such outputs.
-    pub fn every(&self, first: usize, every: usize, rows: usize) -> Self {
-        assert!(rows > 0 && first + (rows - 1) * every < self.rows, "outputs of the matrix");
-        Self { first: self.first + first * self.every, every: self.every * every, rows, ..self.clone() }
+    /// If the matrix has no such outputs, or is a part.
+    pub fn outputs(&self, first: usize, place: Place, rows: usize) -> Self {
+        assert!(self.rows == self.stored.rows, "a whole matrix");
+        assert!(rows > 0 && first + place.row(rows - 1) < self.rows, "outputs of the matrix");
+        Self { first, place, rows, ..self.clone() }
+    }
+
+    /// Output of the stored matrix that is output `row` of this one.
+    fn stored_row(&self, row: usize) -> usize {
+        self.first + self.place.row(self.skipped + row)
     }
 
     /// The stored matrix, of which this may be a part.
@@ -269,7 +280,7 @@ impl CodedMatrix {
         let (Scales::Divided(grid, _) | Scales::Multiplied(grid, _)) = &self.stored.scales else {
             return None;
         };
-        let (row, group) = (self.first + row * self.every, self.stored.group);
+        let (row, group) = (self.stored_row(row), self.stored.group);
         let scale = |start: &usize| grid.at(row, (self.cols.start + start) / group);
         Some(starts.iter().map(scale).collect())
     }
@@ -319,8 +330,7 @@ impl CodedMatrix {
             });
         }
         let cols = self.cols.start + cols.start..self.cols.start + cols.end;
-        let first = self.first + rows.start * self.every;
-        Ok(Self { first, rows: rows.len(), cols, ..self.clone() })
+        Ok(Self { skipped: self.skipped + rows.start, rows: rows.len(), cols, ..self.clone() })
     }
 
     /// Number of leaves of its product's sums, given the configured `leaves`. It is one if the inputs are
@@ -376,8 +386,8 @@ pub struct CodedRows<'a, F> {
 
 impl<F: Fn(usize) -> usize + Sync> GivenRows for CodedRows<'_, F> {
     fn row(&self, row: usize, to: GivenRow<'_>) -> Result<(), PackError> {
-        let CodedMatrix { stored, first, every, cols, .. } = self.matrix;
-        let from = first + (self.from)(row) * every;
+        let CodedMatrix { stored, cols, .. } = self.matrix;
+        let from = self.matrix.stored_row((self.from)(row));
         for (i, code) in to.codes.iter_mut().enumerate() {
             let col = stored.order.as_ref().map_or(cols.start + i, |order| order[i] as usize);
             *code = stored.code(from, col);
