@@ -46,6 +46,7 @@ pub fn measure(dir: &Path, threads: usize, bandwidth: f64, numbers: NumberTypes)
         threads,
         kv_blocks: 64 * CONTEXT / BLOCK_SIZE,
         window_blocks: None,
+        state_slots: 16,
         block_size: BLOCK_SIZE,
         max_rows: 512,
         numbers,

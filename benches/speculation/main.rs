@@ -153,6 +153,7 @@ fn backend(options: &Options, shape: &str, tokenizer: &Path) -> CpuBackend {
         threads: options.threads,
         kv_blocks: 17 * MAX_MODEL_LEN / BLOCK_SIZE,
         window_blocks: None,
+        state_slots: 16,
         block_size: BLOCK_SIZE,
         max_rows: 512,
         numbers: NumberTypes { bf16: true, kv: KvType::Bf16, weights },

@@ -11,7 +11,7 @@ use skein_model::tensors;
 
 use crate::BlockId;
 use crate::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
-use crate::backend::{Batch, BatchSequence};
+use crate::backend::{Batch, BatchSequence, BatchState};
 use crate::config::Precision;
 use crate::error::WorkerError;
 use crate::load::model_files::stored_form;
@@ -143,6 +143,7 @@ fn load(
         threads,
         kv_blocks,
         window_blocks: None,
+        state_slots: 1,
         block_size: BLOCK_SIZE,
         max_rows: CHUNK as u32,
         numbers,
@@ -252,6 +253,7 @@ fn chunk(window: &[u32], rows: std::ops::Range<usize>, blocks: u32) -> Batch {
             adapter: None,
         }],
         block_tables: (0..blocks).map(BlockId).collect(),
+        states: vec![BatchState::alone()],
         ..Batch::default()
     }
 }

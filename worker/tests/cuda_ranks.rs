@@ -247,6 +247,7 @@ impl GroupSetup {
                 ..WorkerConfig::new(&self.dir, "m")
             },
             device: DeviceKind::Cuda,
+            state_slots: 0,
             threads: 1,
             kv_blocks: 0,
             window_blocks: None,

@@ -10,7 +10,7 @@ use skein_kernels::cpu::packed::Format;
 use skein_model::on_cpu::packed_cache::PackedCache;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
-use skein_worker::backend::{Batch, BatchSequence, ScoreRow, Want};
+use skein_worker::backend::{Batch, BatchSequence, BatchState, ScoreRow, Want};
 
 const BLOCK_SIZE: u32 = 16;
 /// Tokens per window in `held_out.bin`; the first one is not predicted.
@@ -44,6 +44,7 @@ fn perplexity(numbers: NumberTypes) -> f64 {
         threads: 2,
         kv_blocks: WINDOW.div_ceil(BLOCK_SIZE as usize) as u32,
         window_blocks: None,
+        state_slots: 16,
         block_size: BLOCK_SIZE,
         max_rows: CHUNK as u32,
         numbers,
@@ -78,6 +79,7 @@ fn chunk(window: &[u32], first: usize, end: usize, blocks: u32) -> Batch {
             adapter: None,
         }],
         block_tables: (0..blocks).map(BlockId).collect(),
+        states: vec![BatchState::alone()],
         wants: (first..end).map(score).map(Want::Score).collect(),
         ..Batch::default()
     }

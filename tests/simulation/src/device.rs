@@ -118,6 +118,10 @@ impl Backend for SimulatedBackend {
         self.fake.window_blocks()
     }
 
+    fn state_slots(&self) -> Option<u32> {
+        self.fake.state_slots()
+    }
+
     fn steps_in_flight(&self) -> usize {
         // Only the fake knows the tokens that it carries from one step to the next, so other weights allow
         // one step.

@@ -65,10 +65,7 @@ impl Plan {
             workers: names::WORKERS[..random.between(1, 4) as usize].to_vec(),
             routers: names::ROUTERS[..random.between(1, 3) as usize].to_vec(),
             network: network(&random),
-            kv_blocks: KvBlocks {
-                blocks: kv_blocks,
-                window: windows(&Random::new(seed, "windows"), &scheduler),
-            },
+            kv_blocks: kv_blocks_by_layer(seed, kv_blocks, &scheduler),
             cost: StepCost {
                 fixed: random.millis(1, 20),
                 per_row: Duration::from_micros(random.between(0, 200)),
@@ -97,6 +94,20 @@ fn faults(random: &Random) -> Vec<Fault> {
 fn habits(random: &Random) -> Range<TokenId> {
     let first = random.pick(&[0, 0, 20, 30]);
     if first == 0 { 0..0 } else { first..first + random.between(4, 20) as TokenId }
+}
+
+/// Window blocks and slots for states, beside `blocks` blocks.
+fn kv_blocks_by_layer(seed: u64, blocks: u32, scheduler: &SchedulerConfig) -> KvBlocks {
+    let window = windows(&Random::new(seed, "windows"), scheduler);
+    let states = states(&Random::new(seed, "states"), scheduler).filter(|_| window.is_none());
+    KvBlocks { blocks, window, states }
+}
+
+/// Half of the models without windows have layers with a state, with slots for few states beside those of
+/// running sequences, or for many.
+fn states(random: &Random, scheduler: &SchedulerConfig) -> Option<u32> {
+    let slots = scheduler.max_num_seqs + random.small(1, scheduler.max_num_seqs + 16);
+    random.once_in(2).then_some(slots)
 }
 
 /// In a third of the models, some layers attend to a window.

@@ -127,6 +127,7 @@ pub fn build(make: &Make<'_>, epoch: u64, device: &Arc<Device>, log: &Arc<Log>) 
         block_size,
         kv_blocks: kv_blocks.blocks,
         window_blocks: kv_blocks.window,
+        state_slots: kv_blocks.states,
         cost,
         habits,
         ..FakeOptions::default()

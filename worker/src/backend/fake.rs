@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use skein_node::clock::{self, Timestamp};
 use skein_proto::logprobs::TokenLogprobs;
 
+use super::fake_states::{FakeStates, extend};
 use super::sampling::sampling;
 use super::{
     Answer, Backend, BackendError, Batch, BatchSequence, Carried, Draw, Sampled, ScoreRow, StepHandle,
@@ -39,6 +40,8 @@ pub struct FakeOptions {
     pub kv_blocks: u32,
     /// Window blocks. They hold the same numbers as the other blocks, which makes them easy to check.
     pub window_blocks: Option<WindowBlocks>,
+    /// Slots for states. A state stands for all tokens before it, which is checked against the context.
+    pub state_slots: Option<u32>,
     /// Duration of a step.
     pub cost: StepCost,
     /// Most steps in flight.
@@ -59,6 +62,7 @@ impl Default for FakeOptions {
             block_size: 16,
             kv_blocks: 1024,
             window_blocks: None,
+            state_slots: None,
             cost: StepCost::default(),
             steps_in_flight: 2,
             fail_at_step: None,
@@ -94,6 +98,7 @@ pub struct FakeBackend {
     slots: Vec<Slot>,
     /// Slots of the window blocks.
     window_slots: Vec<Slot>,
+    states: Option<FakeStates>,
     launched: u64,
     /// Steps in flight, oldest first, with the time each finishes.
     in_flight: VecDeque<(u64, StepOutput, Timestamp)>,
@@ -118,14 +123,21 @@ impl FakeBackend {
         let window_blocks = options.window_blocks.map_or(0, |windows| windows.blocks);
         let window_slots = vec![POISON; (window_blocks * options.block_size) as usize];
         let (in_flight, drawn) = (VecDeque::new(), Vec::new());
-        Self { options, slots, window_slots, launched: 0, in_flight, drawn, busy_until: Timestamp::ZERO }
+        let states = options.state_slots.map(FakeStates::new);
+        let busy_until = Timestamp::ZERO;
+        Self { options, slots, window_slots, states, launched: 0, in_flight, drawn, busy_until }
     }
 
     fn compute(&mut self, batch: &Batch) -> StepOutput {
         self.copy_blocks(batch);
         self.check_rows(batch);
+        match &mut self.states {
+            Some(states) => states.copy(batch),
+            None => assert!(batch.states.is_empty() && batch.state_copies.is_empty(), "there are no states"),
+        }
         let mut states = vec![0; batch.tokens.len()];
-        for sequence in &batch.sequences {
+        for (index, sequence) in batch.sequences.iter().enumerate() {
+            self.run_state(batch, index);
             self.run_sequence(batch, sequence, &mut states);
         }
         StepOutput { answers: batch.wants.iter().map(|want| self.answer(batch, want, &states)).collect() }
@@ -240,6 +252,22 @@ impl FakeBackend {
             self.write_window(batch, sequence, (position, row), Slot { token, key });
             state = if self.options.reads_context { mix(state, key) } else { key };
             states[row] = state;
+        }
+    }
+
+    /// Applies the rows of a sequence to its state, which stands for the tokens in the sequence's blocks.
+    fn run_state(&mut self, batch: &Batch, index: usize) {
+        let Some(states) = &mut self.states else { return };
+        let BatchSequence { rows, context_len, blocks, .. } = &batch.sequences[index];
+        let start = context_len - rows.len() as u32;
+        let tokens = &batch.tokens[rows.start as usize..rows.end as usize];
+        let hash = states.run(&batch.states[index], start, tokens);
+        if self.options.reads_context {
+            let size = self.options.block_size;
+            let blocks = &batch.block_tables[blocks.start as usize..blocks.end as usize];
+            let slot = |at: u32| (blocks[(at / size) as usize].0 * size + at % size) as usize;
+            let expected = (0..start).fold(0, |hash, at| extend(hash, self.slots[slot(at)].token));
+            assert_eq!(hash, expected, "the state before position {start} has other tokens");
         }
     }
 
@@ -362,6 +390,10 @@ impl Backend for FakeBackend {
 
     fn window_blocks(&self) -> Option<WindowBlocks> {
         self.options.window_blocks
+    }
+
+    fn state_slots(&self) -> Option<u32> {
+        self.options.state_slots
     }
 
     fn steps_in_flight(&self) -> usize {

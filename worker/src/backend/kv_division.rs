@@ -75,7 +75,7 @@ impl WindowedCache<'_> {
     /// These numbers of blocks; window blocks beyond the others are of no use.
     pub fn with(&self, blocks: u32, windows: u32) -> KvBlocks {
         let window = WindowBlocks { window: self.window, blocks: windows.min(blocks) };
-        KvBlocks { blocks, window: Some(window) }
+        KvBlocks { blocks, window: Some(window), states: None }
     }
 
     /// Divides memory for `shared` blocks of all layers, up to `limit`: window blocks for `max_num_seqs`

@@ -9,9 +9,11 @@ mod connections;
 pub mod cpu;
 pub mod cuda;
 pub mod fake;
+mod fake_states;
 pub(crate) mod kv_division;
 mod mask;
 mod sampling;
+mod states;
 mod want;
 
 use std::ops::Range;
@@ -21,6 +23,7 @@ use skein_kernels::collective::Lost;
 
 pub use connections::Connections;
 pub use mask::{Allowed, MaskSlot};
+pub use states::{BatchState, MOST_DRAFTED_WITH_STATES, StateCopy, StateId, StateSave};
 pub use want::{Answer, Draw, PoolRow, SampleRow, Sampled, ScoreRow, StepOutput, VerifyRows, Want};
 
 use crate::{BlockId, TokenId};
@@ -36,9 +39,13 @@ pub trait Backend: Send {
     fn window_blocks(&self) -> Option<WindowBlocks> {
         None
     }
-    /// Both.
+    /// Slots for the states of recurrent layers. `None`: the model has no such layers.
+    fn state_slots(&self) -> Option<u32> {
+        None
+    }
+    /// All of these.
     fn all_blocks(&self) -> KvBlocks {
-        KvBlocks { blocks: self.kv_blocks(), window: self.window_blocks() }
+        KvBlocks { blocks: self.kv_blocks(), window: self.window_blocks(), states: self.state_slots() }
     }
     /// Steps that the engine keeps in flight. 1: a step is launched once the previous one's tokens are known.
     /// More: the next ones are launched before.
@@ -108,6 +115,10 @@ pub struct Batch {
     pub window_tables: Vec<BlockId>,
     /// Copies of window blocks, done as `copies`.
     pub window_copies: Vec<BlockCopy>,
+    /// The sequences' states, one each; empty if the model has no recurrent layers.
+    pub states: Vec<BatchState>,
+    /// Copies of states, done before any row, in order.
+    pub state_copies: Vec<StateCopy>,
     /// Block copies (copy-on-write) done before anything else in this step, in order.
     pub copies: Vec<BlockCopy>,
     /// The results to return. Several may read the same row (`n` samples of one prompt).
@@ -131,6 +142,7 @@ impl Batch {
             slots: vec![0],
             sequences: vec![BatchSequence { rows: 0..1, context_len: 1, blocks: 0..1, adapter: None }],
             block_tables: vec![BlockId(0)],
+            states: vec![BatchState::alone()],
             wants,
             ..Self::default()
         }

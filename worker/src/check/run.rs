@@ -61,6 +61,7 @@ pub fn on_cpu(subject: &Subject<'_>) -> Result<CpuBackend, String> {
         threads: 0,
         kv_blocks: SEQUENCES * BLOCKS_EACH,
         window_blocks: None,
+        state_slots: 1,
         block_size: BLOCK_SIZE,
         max_rows: STEP_ROWS as u32,
         numbers: NumberTypes::STORED,

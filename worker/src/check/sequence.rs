@@ -6,7 +6,7 @@ use skein_node::random::SplitMix64;
 use skein_proto::sampling::SamplingParams;
 
 use crate::BlockId;
-use crate::backend::{Batch, BatchSequence, Carried, SampleRow, Want};
+use crate::backend::{Batch, BatchSequence, BatchState, Carried, SampleRow, StateId, Want};
 
 /// Tokens in a block.
 pub const BLOCK_SIZE: u32 = 16;
@@ -21,6 +21,8 @@ pub struct Sequence {
     /// Its block table.
     pub blocks: Vec<BlockId>,
     block_size: u32,
+    /// Slot of its state, if the model has recurrent layers.
+    state: StateId,
 }
 
 /// How to draw a token.
@@ -42,7 +44,7 @@ impl Sequence {
     pub fn new(tokens: Vec<u32>, index: u32, blocks: u32, block_size: u32) -> Self {
         assert!(!blocks.is_multiple_of(7), "blocks are distinct only if 7 does not divide their number");
         let blocks = (0..blocks).rev().map(|i| BlockId(i * 7 % blocks + index * blocks)).collect();
-        Self { tokens, computed: 0, blocks, block_size }
+        Self { tokens, computed: 0, blocks, block_size, state: StateId(index) }
     }
 
     /// Known tokens not computed yet.
@@ -81,6 +83,7 @@ impl Sequence {
             blocks: blocks..batch.block_tables.len() as u32,
             adapter: None,
         });
+        batch.states.push(BatchState { slot: self.state, ..BatchState::alone() });
     }
 
     /// Adds a draw of the token after this sequence's last row, which must be the last row of `batch`.

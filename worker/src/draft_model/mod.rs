@@ -212,7 +212,7 @@ impl DraftModel {
 
     /// Starts to follow a text, from what the cache has of it.
     fn follow(&mut self, text: &ModelText<'_>) -> Stream {
-        let table = self.kv.adopt_prefix(prefix(text));
+        let table = self.kv.adopt_prefix(prefix(text), 1);
         let known = table.positions(self.kv.block_size());
         let params = SamplingParams { logprobs: None, grammar: None, ..SamplingParams::clone(text.params) };
         Stream { table, known, guessed: Vec::new(), params: Arc::new(params) }

@@ -91,7 +91,7 @@ pub struct Snapshot {
     pub sequence: u64,
     /// Cached runs, parents before children.
     pub runs: Vec<RunStored>,
-    /// Cached blocks that layers with a window cannot share.
+    /// Cached blocks that cannot be shared, or those after which a prompt can resume.
     pub gaps: Gaps,
     /// Keys of readable streams, oldest first, limited to the newest.
     pub stream_keys: Vec<StreamKey>,

@@ -394,7 +394,7 @@ impl Engine {
         self.log.set_counts(counts);
         self.log.set_load(load, self.steps);
         if let Some(observer) = &self.observer {
-            observer.state(load, counts, self.scheduler.preemptions());
+            observer.state(load, self.scheduler.state_counts(), counts, self.scheduler.preemptions());
         }
     }
 }

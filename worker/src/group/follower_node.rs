@@ -200,13 +200,17 @@ mod tests {
     use super::super::wire::tests::connection;
     use super::*;
 
-    /// How a node ends once the leader has sent a stop. Its two ranks run `script` after they have joined.
+    /// How a node ends once the leader has sent a stop. Its two ranks run `script` once both have joined.
     fn end_of_stop(script: &str) -> GroupEnd {
+        let directory = tempfile::tempdir().unwrap();
+        let all_joined = directory.path().join("all have joined");
+        let wait = format!("until [ -e '{}' ]; do sleep 0.01; done", all_joined.display());
         let [(_there, mut leader), (incoming, outgoing)] = connection().map(|end| split(end).unwrap());
-        let (mut processes, memory) = start_ranks(3, &format!("{}; {script}", joins(&terms())));
+        let (mut processes, memory) = start_ranks(3, &format!("{}; {wait}; {script}", joins(&terms())));
         // As after the stop, so that it does not matter which comes first.
         processes.watch().stop();
         processes.joined().unwrap();
+        std::fs::write(all_joined, []).unwrap();
         let mut stop = Vec::new();
         Sequence { epoch: 1, step: 0 }.write(&Frame::Stop, &mut stop);
         leader.send_words(&stop).unwrap();

@@ -65,6 +65,10 @@ impl<B: Backend> Backend for Leader<B> {
         self.inner.window_blocks()
     }
 
+    fn state_slots(&self) -> Option<u32> {
+        self.inner.state_slots()
+    }
+
     fn steps_in_flight(&self) -> usize {
         self.inner.steps_in_flight()
     }

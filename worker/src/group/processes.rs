@@ -70,6 +70,8 @@ pub struct Welcome {
     pub kv_blocks: u32,
     /// Blocks that layers with a window have apart.
     pub window_blocks: Option<WindowBlocks>,
+    /// Slots for states of recurrent layers.
+    pub state_slots: u32,
     /// Rows in the largest expected step.
     pub max_rows: u32,
 }
@@ -554,6 +556,7 @@ pub mod tests {
             threads: 1,
             kv_blocks: 1,
             window_blocks: None,
+            state_slots: 0,
             max_rows: 1,
         };
         (Processes::start(&memory, &command, &welcome).unwrap(), memory)

@@ -11,8 +11,8 @@ use skein_proto::sampling::SamplingParams;
 
 use crate::BlockId;
 use crate::backend::{
-    Allowed, Batch, BatchSequence, BlockCopy, Carried, LoadedAdapter, MaskSlot, PoolRow, SampleRow, ScoreRow,
-    VerifyRows, Want,
+    Allowed, Batch, BatchSequence, BatchState, BlockCopy, Carried, LoadedAdapter, MaskSlot, PoolRow,
+    SampleRow, ScoreRow, StateCopy, StateId, StateSave, VerifyRows, Want,
 };
 
 /// The words do not encode a step, so the ranks run different versions.
@@ -41,6 +41,8 @@ pub fn write(batch: &Batch, words: &mut Vec<u32>) {
         window_slots,
         window_tables,
         window_copies,
+        states,
+        state_copies,
         copies,
         wants,
         history,
@@ -64,6 +66,13 @@ pub fn write(batch: &Batch, words: &mut Vec<u32>) {
     for copies in [copies, window_copies] {
         words.push(copies.len() as u32);
         words.extend(copies.iter().flat_map(|copy| [copy.from.0, copy.to.0]));
+    }
+    words.push(state_copies.len() as u32);
+    words.extend(state_copies.iter().flat_map(|copy| [copy.from.0, copy.to.0]));
+    words.push(states.len() as u32);
+    for BatchState { slot, drafts, saves } in states {
+        words.extend([slot.0, *drafts, saves.len() as u32]);
+        words.extend(saves.iter().flat_map(|save| [save.position, save.to.0]));
     }
     for list in [carried, carried_history] {
         words.push(list.len() as u32);
@@ -243,6 +252,10 @@ impl Reader<'_> {
         })?;
         let copies = self.list(|[from, to]| BlockCopy { from: BlockId(from), to: BlockId(to) })?;
         let window_copies = self.list(|[from, to]| BlockCopy { from: BlockId(from), to: BlockId(to) })?;
+        let state_copies = self.list(|[from, to]| StateCopy { from: StateId(from), to: StateId(to) })?;
+        let [states] = self.take()?;
+        // One by one, as in `bad_words`.
+        let states = (0..states).map(|_| self.state()).collect::<Result<_, _>>()?;
         let carried = self.list(|[at, want]| Carried { at, want })?;
         let carried_history = self.list(|[at, want]| Carried { at, want })?;
         let [wants] = self.take()?;
@@ -256,12 +269,20 @@ impl Reader<'_> {
             window_slots,
             window_tables,
             window_copies,
+            states,
+            state_copies,
             copies,
             wants,
             history,
             carried,
             carried_history,
         })
+    }
+
+    fn state(&mut self) -> Result<BatchState, Malformed> {
+        let [slot, drafts] = self.take()?;
+        let saves = self.list(|[position, to]| StateSave { position, to: StateId(to) })?;
+        Ok(BatchState { slot: StateId(slot), drafts, saves })
     }
 
     fn want(&mut self) -> Result<Want, Malformed> {
@@ -420,6 +441,15 @@ mod tests {
             window_slots: vec![33, 38],
             window_tables: vec![BlockId(0), BlockId(2)],
             window_copies: vec![BlockCopy { from: BlockId(3), to: BlockId(2) }],
+            states: vec![
+                BatchState {
+                    slot: StateId(3),
+                    drafts: 1,
+                    saves: vec![StateSave { position: 4, to: StateId(9) }],
+                },
+                BatchState { slot: StateId(5), drafts: 0, saves: Vec::new() },
+            ],
+            state_copies: vec![StateCopy { from: StateId(7), to: StateId(3) }],
             copies: vec![BlockCopy { from: BlockId(2), to: BlockId(3) }],
             wants: vec![
                 Want::Sample(sample),

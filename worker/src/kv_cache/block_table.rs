@@ -1,6 +1,7 @@
 //! Maps a sequence's logical blocks to physical ones.
 
 use crate::BlockId;
+use crate::backend::{StateId, StateSave};
 
 /// The blocks of one sequence, in order. A table counts as one holder of each of its blocks, so only
 /// [`KvCache`](super::KvCache) creates, changes and releases it.
@@ -13,11 +14,46 @@ pub struct BlockTable {
     windows_from: u32,
     /// Set when other content has a block's hash: neither that block nor any after it can be cached.
     uncacheable: bool,
+    /// The sequence's state, if the model has recurrent layers.
+    state: Option<TableState>,
+}
+
+/// A sequence's own slot and the states that it saved.
+#[derive(Debug, Clone)]
+pub(super) struct TableState {
+    pub slot: StateId,
+    /// Samples that will part from it and need slots, too.
+    pub promised: u32,
+    /// Tokens in the state after the planned steps, without drafts.
+    pub tokens: u32,
+    /// States to be cached once their blocks are.
+    pub saves: Vec<StateSave>,
+    /// First position of the answer: of states after it, only the last is kept.
+    pub rolls_from: u32,
+    /// Base of the last state cached of the answer.
+    pub rolling: Option<BlockId>,
 }
 
 impl BlockTable {
     pub(super) fn of_cached(blocks: Vec<BlockId>, windows_from: u32) -> Self {
-        Self { registered: blocks.len() as u32, blocks, windows_from, uncacheable: false }
+        Self { registered: blocks.len() as u32, blocks, windows_from, uncacheable: false, state: None }
+    }
+
+    /// Tokens in the sequence's state after the planned steps, without drafts.
+    pub fn tokens_in_state(&self) -> Option<u32> {
+        self.state.as_ref().map(|state| state.tokens)
+    }
+
+    /// Slots that it holds: the sequence's own and those of saved states that are not cached yet.
+    pub fn state_slots(&self) -> impl Iterator<Item = StateId> {
+        let of = |state: &TableState| {
+            std::iter::once(state.slot).chain(state.saves.iter().map(|save| save.to)).collect::<Vec<_>>()
+        };
+        self.state.as_ref().map_or_else(Vec::new, of).into_iter()
+    }
+
+    pub(super) fn state(&mut self) -> &mut Option<TableState> {
+        &mut self.state
     }
 
     /// The blocks in logical order.

@@ -9,6 +9,7 @@
 mod block_pool;
 mod block_table;
 mod prefix_cache;
+mod states;
 #[cfg(test)]
 mod tests;
 mod windows;
@@ -22,9 +23,12 @@ use skein_proto::runs::{CacheChange, Gap, Gaps, RunStored};
 pub use block_pool::{BlockCounts, BlockPool};
 pub use block_table::BlockTable;
 pub use prefix_cache::{Inserted, PrefixCache};
+pub use states::StateCounts;
 
-use crate::backend::{BlockCopy, KvBlocks};
+use crate::backend::{BatchState, BlockCopy, KvBlocks, StateCopy, StateSave};
 use crate::{BlockId, TokenId};
+use block_table::TableState;
+use states::{States, Taken};
 use windows::Windows;
 
 /// Identifies sequences that may share blocks: same model, same adapter, same salt.
@@ -78,6 +82,7 @@ pub struct KvCache {
     pool: BlockPool,
     prefix: PrefixCache,
     windows: Option<Windows>,
+    states: Option<States>,
     /// Changes of gaps not yet taken.
     gaps: Vec<Gap>,
     block_size: u32,
@@ -91,11 +96,13 @@ impl KvCache {
     /// Free blocks of `block_size` slots; without `share_prefixes` nothing is cached.
     pub fn new(blocks: impl Into<KvBlocks>, block_size: u32, share_prefixes: bool) -> Self {
         assert!(block_size > 0, "a block holds at least one token");
-        let KvBlocks { blocks, window } = blocks.into();
+        let KvBlocks { blocks, window, states } = blocks.into();
+        assert!(window.is_none() || states.is_none(), "no model has both window blocks and states");
         let prefix = PrefixCache::new(if share_prefixes { blocks } else { 0 }, block_size);
         let windows = window.map(|window| Windows::new(window, blocks, block_size));
+        let states = states.map(|slots| States::new(slots, blocks));
         let pool = BlockPool::new(blocks);
-        Self { pool, prefix, windows, gaps: Vec::new(), block_size, share_prefixes }
+        Self { pool, prefix, windows, states, gaps: Vec::new(), block_size, share_prefixes }
     }
 
     /// Tokens in a block.
@@ -132,6 +139,16 @@ impl KvCache {
     /// Free, cached and held window blocks, if the cache has any.
     pub fn window_counts(&self) -> Option<BlockCounts> {
         self.windows.as_ref().map(Windows::counts)
+    }
+
+    /// Free, cached and held slots for states, if the model has any.
+    pub fn state_counts(&self) -> Option<StateCounts> {
+        self.states.as_ref().map(States::counts)
+    }
+
+    /// Number of slots for states; `None` if the model has none.
+    pub fn state_slots(&self) -> Option<u32> {
+        self.states.as_ref().map(States::total)
     }
 
     /// Blocks that a new sequence could get, going by the scarcer kind: as many as if the same part of the
@@ -183,8 +200,14 @@ impl KvCache {
         found
     }
 
-    /// A block table with the blocks that [`match_prefix`](Self::match_prefix) finds.
-    pub fn adopt_prefix(&mut self, prefix: Prefix<'_>) -> BlockTable {
+    /// Whether there are slots for the states of a sequence of `samples` samples.
+    pub fn has_room_for_states(&self, samples: u32) -> bool {
+        self.states.as_ref().is_none_or(|states| states.has_room(samples))
+    }
+
+    /// A block table with the blocks that [`match_prefix`](Self::match_prefix) finds, for a sequence from
+    /// which all but one of `samples` samples will part.
+    pub fn adopt_prefix(&mut self, prefix: Prefix<'_>, samples: u32) -> BlockTable {
         let blocks: Vec<BlockId> = self.shared_blocks(prefix).collect();
         for &block in &blocks {
             self.pool.retain(block);
@@ -194,13 +217,116 @@ impl KvCache {
             windows_from = windows.first_seen(blocks.len() as u32 * self.block_size);
             blocks[windows_from..].iter().for_each(|&base| windows.retain(base));
         }
-        BlockTable::of_cached(blocks, windows_from as u32)
+        let base = blocks.last().copied();
+        let mut table = BlockTable::of_cached(blocks, windows_from as u32);
+        if let Some(states) = &mut self.states {
+            states.promise(samples.saturating_sub(1));
+            let Taken { slot, lost } = states.seat(base);
+            self.note_lost_state(lost);
+            let (tokens, rolls_from) = (table.positions(self.block_size), prefix.tokens.len() as u32);
+            let (saves, promised) = (Vec::new(), samples.saturating_sub(1));
+            *table.state() = Some(TableState { slot, promised, tokens, saves, rolls_from, rolling: None });
+        }
+        table
+    }
+
+    fn note_lost_state(&mut self, base: Option<BlockId>) {
+        let lost = base.map(|base| Gap { hash: self.prefix.hash_of(base), is_open: true });
+        self.gaps.extend(lost);
+    }
+
+    /// Leading blocks of `prefix` that are cached, whether or not a sequence can continue after them.
+    pub fn cached_len(&self, prefix: Prefix<'_>) -> u32 {
+        self.cached_blocks(prefix).count() as u32
+    }
+
+    /// The state of `table` in the step being planned, whose rows end with `drafts` drafts after position
+    /// `known`. States are saved at those of `positions` that lie after the ones planned so far and not after
+    /// `known`, ascending multiples of the block size, as far as slots last. `only_free` says of a position
+    /// whether saving is not worth the eviction of another state.
+    pub fn plan_state(
+        &mut self,
+        table: &mut BlockTable,
+        (known, drafts): (u32, u32),
+        positions: &[u32],
+        only_free: impl Fn(u32) -> bool,
+    ) -> Option<BatchState> {
+        let states = self.states.as_mut()?;
+        let is_cacheable = self.share_prefixes && table.is_cacheable();
+        let state = table.state().as_mut().unwrap_or_else(|| panic!("a running sequence has a state"));
+        let (mut saves, mut all_lost) = (Vec::new(), Vec::new());
+        let is_new = |at: &&u32| is_cacheable && (state.tokens + 1..=known).contains(*at);
+        for &position in positions.iter().filter(is_new) {
+            assert!(position.is_multiple_of(self.block_size), "a state is kept at the end of a block");
+            let Some(Taken { slot, lost }) = states.save(only_free(position)) else { continue };
+            all_lost.extend(lost);
+            saves.push(StateSave { position, to: slot });
+        }
+        state.tokens = known;
+        state.saves.extend_from_slice(&saves);
+        let slot = state.slot;
+        all_lost.into_iter().for_each(|lost| self.note_lost_state(Some(lost)));
+        Some(BatchState { slot, drafts, saves })
+    }
+
+    /// Copies of states that must be done before the next step's rows, in order.
+    pub fn take_state_copies(&mut self) -> Vec<StateCopy> {
+        self.states.as_mut().map_or_else(Vec::new, States::take_copies)
+    }
+
+    /// Caches the saved states of `table` whose blocks are cached.
+    fn register_states(&mut self, table: &mut BlockTable) {
+        let Some(states) = &mut self.states else { return };
+        let (registered, is_cacheable) = (table.registered(), table.is_cacheable());
+        let Some(mut state) = table.state().take() else { return };
+        for StateSave { position, to } in std::mem::take(&mut state.saves) {
+            let blocks = position / self.block_size;
+            if !is_cacheable {
+                states.free(to);
+            } else if blocks > registered {
+                state.saves.push(StateSave { position, to });
+            } else {
+                let base = table.blocks()[blocks as usize - 1];
+                if states.attach(base, to) {
+                    self.gaps.push(Gap { hash: self.prefix.hash_of(base), is_open: false });
+                }
+                if position > state.rolls_from
+                    && let Some(before) = state.rolling.replace(base)
+                    && before != base
+                    && states.evict_unused(before)
+                {
+                    self.gaps.push(Gap { hash: self.prefix.hash_of(before), is_open: true });
+                }
+            }
+        }
+        *table.state() = Some(state);
+    }
+
+    /// No further sample will part from `table`.
+    pub fn forked(&mut self, table: &mut BlockTable) {
+        if let Some((states, state)) = self.states.as_mut().zip(table.state().as_mut()) {
+            states.release_promise(std::mem::take(&mut state.promised));
+        }
+    }
+
+    fn release_states(&mut self, table: &mut BlockTable) {
+        self.forked(table);
+        let Some((states, state)) = self.states.as_mut().zip(table.state().take()) else { return };
+        state.saves.iter().for_each(|save| states.free(save.to));
+        states.free(state.slot);
     }
 
     /// The cached leading blocks of `prefix` that a sequence can share.
     fn shared_blocks<'a>(&'a self, prefix: Prefix<'a>) -> impl Iterator<Item = BlockId> + 'a {
         let usable = |windows: &Windows| windows.usable(self.cached_blocks(prefix));
-        self.cached_blocks(prefix).take(self.windows.as_ref().map_or(usize::MAX, usable))
+        let by_windows = self.windows.as_ref().map_or(usize::MAX, usable);
+        // A sequence can continue after the last block with a state.
+        let with_state = |states: &States| {
+            let numbered = (1..).zip(self.cached_blocks(prefix));
+            numbered.filter(|(_, base)| states.of(*base).is_some()).last().map_or(0, |(blocks, _)| blocks)
+        };
+        let by_states = self.states.as_ref().map_or(usize::MAX, with_state);
+        self.cached_blocks(prefix).take(by_windows.min(by_states))
     }
 
     fn cached_blocks<'a>(&'a self, prefix: Prefix<'a>) -> impl Iterator<Item = BlockId> + 'a {
@@ -260,6 +386,10 @@ impl KvCache {
             let lost = lost.map(|base| Gap { hash: self.prefix.hash_of(base), is_open: true });
             self.gaps.extend(lost);
         }
+        if let Some((states, hash)) = self.states.as_mut().zip(evicted) {
+            let had_state = states.evict(block);
+            self.gaps.extend(had_state.then_some(Gap { hash, is_open: true }));
+        }
         Some(block)
     }
 
@@ -286,15 +416,20 @@ impl KvCache {
         }
     }
 
-    /// Caches the leading `full` blocks of `table`, whose keys and values are now computed.
+    /// Caches the leading `full` blocks of `table`, whose keys and values are now computed, and the states
+    /// saved after them.
     ///
     /// If an equal block is already cached (two sequences computed the same prefix), the table takes that one
     /// and releases its own. Both hold the same bits. This keeps the invariant that eviction relies on: a
     /// holder of a cached block holds all its ancestors.
     pub fn register(&mut self, table: &mut BlockTable, prefix: Prefix<'_>, full: u32) {
-        if !self.share_prefixes {
-            return;
+        if self.share_prefixes {
+            self.register_blocks(table, prefix, full);
+            self.register_states(table);
         }
+    }
+
+    fn register_blocks(&mut self, table: &mut BlockTable, prefix: Prefix<'_>, full: u32) {
         let size = self.block_size as usize;
         while table.registered() < full && table.is_cacheable() {
             let index = table.registered() as usize;
@@ -357,7 +492,14 @@ impl KvCache {
         if let Some(windows) = &mut self.windows {
             table.blocks()[table.windows_from()..].iter().for_each(|&base| windows.retain(base));
         }
-        table.clone()
+        let mut fork = table.clone();
+        if let Some((states, state)) = self.states.as_mut().zip(fork.state().as_mut()) {
+            // States saved before stay with the first table.
+            let Taken { slot, lost } = states.fork(state.slot);
+            *state = TableState { slot, promised: 0, saves: Vec::new(), rolling: None, ..*state };
+            self.note_lost_state(lost);
+        }
+        fork
     }
 
     /// Cuts `table` back to its first `tokens` tokens and releases the blocks after them, last first. A
@@ -377,7 +519,8 @@ impl KvCache {
     }
 
     /// Releases all blocks, last first, so that leaves are evicted before their parents.
-    pub fn release(&mut self, table: BlockTable) {
+    pub fn release(&mut self, mut table: BlockTable) {
+        self.release_states(&mut table);
         for (index, &block) in table.blocks().iter().enumerate().rev() {
             self.release_block(&table, index, block);
         }
@@ -395,11 +538,17 @@ impl KvCache {
         changes
     }
 
-    /// Cached blocks without window blocks.
+    /// Cached blocks without window blocks, or those after which there is a state.
     pub fn gaps(&self) -> Gaps {
+        if let Some(states) = &self.states {
+            let ends = self.prefix.blocks().filter(|(base, _)| states.of(*base).is_some());
+            let hashes = ends.map(|(_, hash)| hash).collect();
+            return Gaps { window_blocks: 0, hashes, are_ends: true };
+        }
         let Some(windows) = &self.windows else { return Gaps::default() };
         let cached = self.prefix.blocks().filter(|(base, _)| windows.of(*base).is_none());
-        Gaps { window_blocks: windows.of_sequence() - 1, hashes: cached.map(|(_, hash)| hash).collect() }
+        let hashes = cached.map(|(_, hash)| hash).collect();
+        Gaps { window_blocks: windows.of_sequence() - 1, hashes, are_ends: false }
     }
 
     /// Every cached run, parents before children.

@@ -6,6 +6,7 @@ use skein_model::checkpoint::quantised::Scheme;
 use skein_model::config::ModelConfig;
 use skein_model::cost::{Product, StepCost};
 use skein_model::fingerprint::{computed_with, fingerprint};
+use skein_model::on_cpu::caches::state_slot_bytes;
 use skein_model::on_cpu::packed_cache::PackedCache;
 use skein_model::served_adapter::{AdapterForm, AdapterModel};
 use skein_model::shard::Shard;
@@ -60,6 +61,8 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     };
     let draft_model = config.cpu.draft_model.as_deref();
     let draft_model = draft_model.map(|path| draft_model::plan(config, path, &topology)).transpose()?;
+    let state_bytes =
+        shards.iter().map(|shard| state_slot_bytes(&shard.spec(&model.spec))).max().unwrap_or(0);
     let mut token_bytes = kv_bytes_per_token(&model.spec, &shards, numbers.kv);
     for bytes in &mut token_bytes {
         bytes.main += draft_model.as_ref().map_or(0, |draft| draft.kv_bytes_per_token);
@@ -74,12 +77,14 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
                 * u64::from(config.memory_sharers.max(1)),
         WindowRows { window: model.spec.longest_window(), rows },
         &token_bytes,
+        state_bytes,
         model.max_position_embeddings,
     )?;
     let options = CpuOptions {
         threads: if topology.ranks() > 1 { threads_each(config) } else { config.threads },
         kv_blocks: blocks.blocks,
         window_blocks: blocks.window,
+        state_slots: blocks.states.unwrap_or(0),
         block_size: config.scheduler.block_size,
         max_rows: config.scheduler.max_num_batched_tokens,
         numbers,

@@ -57,6 +57,7 @@ pub(super) fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
         threads: welcome.threads,
         kv_blocks: welcome.kv_blocks,
         window_blocks: welcome.window_blocks,
+        state_slots: welcome.state_slots,
         block_size: config.scheduler.block_size,
         max_rows: welcome.max_rows,
         numbers,

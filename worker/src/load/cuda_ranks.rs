@@ -45,6 +45,7 @@ pub(super) fn lead(
             threads: shards::threads_each(config),
             kv_blocks: 0,
             window_blocks: None,
+            state_slots: 0,
             block_size: options.limits.block_size,
             max_rows: cuda::most_rows(&options.limits),
             numbers: NumberTypes::STORED,

@@ -47,6 +47,14 @@ pub(super) fn plan(
         )));
     }
     let draft = ModelConfig::from_dir(path)?;
+    if draft.spec.state.is_some() {
+        return Err(WorkerError::Unsuitable(format!(
+            "the draft model {} is of {}, which has layers with a recurrent state; take one without, or --speculate with \
+             drafts from the text itself",
+            path.display(),
+            draft.model_type
+        )));
+    }
     check_tokens(&config.model, path)?;
     let weights = Weights::open(path)?;
     let embedding = tensors::embedding(&draft.spec).find(&weights)?;
@@ -77,7 +85,13 @@ impl DraftModelPlan {
 
     /// Its options. All its layers keep their whole context, so that its blocks need no pairs.
     fn options(&self, options: &CpuOptions) -> CpuOptions {
-        CpuOptions { max_rows: MAX_ROWS, numbers: self.numbers, window_blocks: None, ..*options }
+        CpuOptions {
+            max_rows: MAX_ROWS,
+            numbers: self.numbers,
+            window_blocks: None,
+            state_slots: 0,
+            ..*options
+        }
     }
 
     /// Loads it beside a model with `options` and a vocabulary of `model_vocab` tokens.

@@ -40,7 +40,7 @@ pub(super) fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerEr
         Some(blocks) => blocks,
         None => {
             let bytes = KvTokenBytes { main: FAKE_KV_BYTES_PER_TOKEN, windowed: 0 };
-            kv_blocks(config, 0, WindowRows { window: None, rows: 0 }, &[bytes], model_len)?.blocks
+            kv_blocks(config, 0, WindowRows { window: None, rows: 0 }, &[bytes], 0, model_len)?.blocks
         }
     };
     let options = FakeOptions {

@@ -123,6 +123,7 @@ fn welcome(
         threads: cpu.threads,
         kv_blocks: cpu.kv_blocks,
         window_blocks: cpu.window_blocks,
+        state_slots: cpu.state_slots,
         max_rows: cpu.max_rows,
     })
 }

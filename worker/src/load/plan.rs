@@ -28,6 +28,8 @@ pub struct MemoryPlan {
     pub kv_blocks: u32,
     /// Blocks that layers with a window have apart; `None` = all layers share the same blocks.
     pub window_blocks: Option<WindowBlocks>,
+    /// Slots for states of recurrent layers; `None` = the model has none.
+    pub state_slots: Option<u32>,
     /// Tokens per block.
     pub block_size: u32,
     /// Longest sequence, in tokens.
@@ -88,6 +90,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
         shared: (0..topology.nodes).map(shared).collect(),
         kv_blocks: options.kv_blocks,
         window_blocks: options.window_blocks,
+        state_slots: model.spec.state.map(|_| options.state_slots),
         block_size: options.block_size,
         max_model_len: sizing::max_model_len(
             &config.scheduler,
@@ -119,13 +122,14 @@ fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
         1 => 0,
         _ => NodePlan::new(topology, node, step_bytes).bytes() as u64,
     };
-    let KvBlocks { blocks, window } = kv_blocks;
+    let KvBlocks { blocks, window, .. } = kv_blocks;
     let max_model_len = sizing::max_model_len(&options.limits, model.max_position_embeddings, blocks);
     Ok(MemoryPlan {
         ranks: shards.iter().enumerate().zip(&planned).map(rank).collect(),
         shared: (0..topology.nodes).map(shared).collect(),
         kv_blocks: blocks,
         window_blocks: window,
+        state_slots: None,
         block_size: options.limits.block_size,
         max_model_len,
     })
@@ -136,7 +140,8 @@ impl MemoryPlan {
     pub fn sequences(&self) -> u32 {
         let whole = self.max_model_len.div_ceil(self.block_size).max(1);
         let by_windows = |windows: WindowBlocks| windows.blocks / self.windows_of(windows, whole);
-        (self.kv_blocks / whole).min(self.window_blocks.map_or(u32::MAX, by_windows))
+        let by_windows = self.window_blocks.map_or(u32::MAX, by_windows);
+        (self.kv_blocks / whole).min(by_windows).min(self.state_slots.unwrap_or(u32::MAX))
     }
 
     /// KV cache that a sequence of `tokens` tokens holds on the rank that needs most, in bytes.
@@ -173,6 +178,7 @@ impl std::fmt::Display for MemoryPlan {
             "layers",
             "weights",
             "KV cache",
+            "states",
             "activations",
             "logits",
             "adapters",
@@ -185,8 +191,10 @@ impl std::fmt::Display for MemoryPlan {
         };
         row(f, &columns.map(str::to_owned))?;
         for (rank, RankPlan { node, stage, layers, allocated, .. }) in self.ranks.iter().enumerate() {
-            let Allocated { weights, kv_cache, activations, logits, adapters, draft_model } = *allocated;
-            let bytes = [weights, kv_cache, activations, logits, adapters, draft_model, allocated.total()];
+            let Allocated { weights, kv_cache, states, activations, logits, adapters, draft_model } =
+                *allocated;
+            let parts = [weights, kv_cache, states, activations, logits, adapters, draft_model];
+            let bytes = parts.into_iter().chain([allocated.total()]);
             let layers = format!("{}-{}", layers.start, layers.end.saturating_sub(1));
             let place = [rank, *node, *stage].map(|number| number.to_string()).into_iter().chain([layers]);
             let cells: Vec<String> = place.chain(bytes.map(size)).collect();
@@ -216,6 +224,16 @@ impl std::fmt::Display for MemoryPlan {
                 f,
                 "layers with a window of up to {window} tokens have {blocks} blocks apart; a sequence holds \
                  {of_sequence} of them"
+            )?;
+        }
+        if let Some(slots) = self.state_slots {
+            let of_rank = |rank: &RankPlan| rank.allocated.states / u64::from(slots.max(1));
+            let bytes = self.ranks.iter().map(of_rank).max().unwrap_or(0);
+            writeln!(
+                f,
+                "layers with a recurrent state have {slots} slots of {} ({bytes} bytes); a running sequence has one, \
+                 the others keep states of cached prefixes",
+                size(bytes)
             )?;
         }
         let bytes = self.sequence_bytes(*max_model_len);
@@ -310,6 +328,8 @@ mod tests {
             (golden("olmoe"), 1, 2, None),
             (golden("gemma2"), 1, 1, None),
             (golden("starcoder2"), 1, 2, None),
+            (golden("qwen3-5"), 1, 1, None),
+            (golden("qwen3-next"), 1, 2, None),
         ] {
             let ranks = RanksConfig { tensor_parallel, pipeline_parallel, ..RanksConfig::default() };
             let config = WorkerConfig {
@@ -323,7 +343,11 @@ mod tests {
             let plan = plan(&config).unwrap();
             let planned: Vec<Allocated> = plan.ranks.iter().map(|rank| rank.allocated).collect();
             assert_eq!(planned, allocated(&config), "{model}, {tensor_parallel} x {pipeline_parallel}");
-            assert!(planned.iter().all(|rank| rank.weights > 0 && rank.kv_cache > 0 && rank.activations > 0));
+            assert!(
+                planned
+                    .iter()
+                    .all(|rank| rank.weights > 0 && rank.kv_cache + rank.states > 0 && rank.activations > 0)
+            );
             assert_eq!(plan.shared[0] > 0, tensor_parallel * pipeline_parallel > 1);
             let text = plan.to_string();
             assert!(

@@ -17,8 +17,14 @@ pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Ve
     let shards = (0..topology.ranks()).map(|rank| shard_of(spec, &topology, rank)).collect::<Result<_, _>>();
     let why = |why: Indivisible| {
         let flag = match &why {
-            Indivisible::Leaves { ranks, .. } => format!("--tensor-parallel-size {ranks}"),
-            Indivisible::Layers { stages, .. } => format!("--pipeline-parallel-size {stages}"),
+            Indivisible::Leaves { ranks, .. }
+            | Indivisible::StateUnits { ranks, .. }
+            | Indivisible::TiledStates { ranks } => {
+                format!("--tensor-parallel-size {ranks}")
+            }
+            Indivisible::Layers { stages, .. }
+            | Indivisible::LayerInputs { stages }
+            | Indivisible::SharedCache { stages, .. } => format!("--pipeline-parallel-size {stages}"),
         };
         WorkerError::Unsuitable(format!("{flag}: {why}"))
     };

@@ -70,6 +70,36 @@ pub(super) fn kv_blocks(
     blocks.clamp(1, u64::from(i32::MAX as u32 / config.block_size)) as u32
 }
 
+/// Slots for states kept for later prompts, beside those of running sequences and of their answers.
+const KEPT_STATES: u32 = 64;
+
+/// Number of slots for states of `bytes` each, and the room left for KV blocks. `None` without states. There
+/// are slots for two states of each running sequence and for [`KEPT_STATES`] more, but at most half of the
+/// room goes to them; at least one.
+pub(super) fn state_slots(config: &SchedulerConfig, bytes: u64, room: Room) -> (Option<u32>, Room) {
+    if bytes == 0 {
+        return (None, room);
+    }
+    let share = room.available.unwrap_or(UNKNOWN_MEMORY) / 100 * MEMORY_SHARE_PERCENT;
+    let all = room.given.unwrap_or(share.min(room.left));
+    let seats = config.max_num_seqs.min(config.max_num_batched_tokens);
+    let wanted = u64::from(seats.saturating_mul(2).saturating_add(KEPT_STATES));
+    let slots = wanted.min(all / 2 / bytes).max(1);
+    if slots < u64::from(seats) {
+        tracing::warn!(
+            slots,
+            max_num_seqs = seats,
+            "there is memory for the states of {slots} sequences: no more run at once; raise --kv-cache-memory-bytes"
+        );
+    }
+    let left = all.saturating_sub(slots * bytes);
+    let room = match room.given {
+        Some(_) => Room { given: Some(left), ..room },
+        None => Room { left, ..room },
+    };
+    (Some(slots as u32), room)
+}
+
 /// What the blocks of layers with a window are sized by.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WindowRows {
@@ -202,6 +232,23 @@ mod tests {
         assert_eq!(with_windows(&[GEMMA], 1, 32_768, Some(16 * 600 * 100)), (100, None), "too small");
         let all = KvTokenBytes { main: 0, windowed: 600 };
         assert_eq!(with_windows(&[all], 4, 32_768, given), (8 * 2048, Some(2048)), "blocks of no bytes");
+    }
+
+    #[test]
+    fn states_get_at_most_half_of_the_room() {
+        let config = SchedulerConfig { max_num_seqs: 4, ..SchedulerConfig::default() };
+        let check = |given: Option<u64>, expected: (Option<u32>, u64)| {
+            let room = Room { given, available: Some(1000 << 20), left: 300 << 20 };
+            let (slots, room) = state_slots(&config, 1 << 20, room);
+            assert_eq!((slots, room.given.unwrap_or(room.left) >> 20), expected);
+        };
+        check(Some(1000 << 20), (Some(4 * 2 + 64), 1000 - 72));
+        check(Some(100 << 20), (Some(50), 50));
+        check(Some(1 << 10), (Some(1), 0));
+        check(None, (Some(72), 300 - 72));
+        let room = Room { given: None, available: None, left: 7 };
+        let (slots, room) = state_slots(&config, 0, room);
+        assert_eq!((slots, room.left), (None, 7));
     }
 
     #[test]

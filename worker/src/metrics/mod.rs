@@ -29,6 +29,7 @@ pub struct Metrics {
     kv_usage: Gauge,
     kv_blocks: IntGauge,
     free_blocks: IntGauge,
+    state_slots: IntGaugeVec,
     prefix_queries: IntCounter,
     prefix_hits: IntCounter,
     preemptions: IntCounter,
@@ -96,6 +97,11 @@ impl Metrics {
             kv_usage: r.ratio("vllm:kv_cache_usage_perc", "Used part of the KV cache, from 0 to 1."),
             kv_blocks: r.gauge("skein_worker_kv_blocks", "Blocks of the KV cache."),
             free_blocks: r.gauge("skein_worker_free_blocks", "Blocks that a new request could get."),
+            state_slots: r.gauges(
+                "skein_worker_state_slots",
+                "Slots for states of recurrent layers, by what is in them.",
+                &["use"],
+            ),
             prefix_queries: r
                 .counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
             prefix_hits: r

@@ -11,6 +11,7 @@ use skein_proto::load::Load;
 
 use super::phases::{Phases, Times};
 use super::{CAPACITY, DEVICE, Metrics, OUTCOMES, POSITIONS, SOURCES};
+use crate::kv_cache::StateCounts;
 use crate::scheduler::{NewRequest, Note, RequestEvent, RequestKey};
 use crate::streams::Counts;
 
@@ -129,7 +130,7 @@ impl Observer {
     }
 
     /// The state after a turn of the engine.
-    pub fn state(&self, load: Load, counts: Counts, preemptions: u64) {
+    pub fn state(&self, load: Load, states: Option<StateCounts>, counts: Counts, preemptions: u64) {
         let metrics = &self.metrics;
         metrics.running.set(load.running.into());
         metrics.waiting.set(load.waiting.into());
@@ -137,6 +138,11 @@ impl Observer {
         metrics.free_blocks.set(load.free_blocks.into());
         let blocks = metrics.kv_blocks.get() as f64;
         metrics.kv_usage.set(if blocks > 0.0 { 1.0 - f64::from(load.free_blocks) / blocks } else { 0.0 });
+        if let Some(StateCounts { free, cached, held }) = states {
+            for (what, slots) in [("free", free), ("cached", cached), ("held", held)] {
+                metrics.state_slots.with_label_values(&[what]).set(slots.into());
+            }
+        }
         raise(&metrics.preemptions, preemptions);
         metrics.streams.set(counts.running.try_into().unwrap_or(i64::MAX));
         let ended = [counts.completed, counts.errored, counts.cancelled, counts.handed_back];

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use super::{RequestKey, Scheduler};
 use crate::BlockId;
+use crate::backend::StateId;
+use crate::kv_cache::StateCounts;
 
 /// A broken invariant: a bug in this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -54,6 +56,20 @@ pub enum Violation {
         /// Held window blocks according to the pool.
         counted: u32,
     },
+    /// A slot for states was freed too often or not at all.
+    #[error("tables hold {slots} slots for states, {held} are held of {total}, {free} free, {cached} cached")]
+    StateSlots {
+        /// Different slots in tables.
+        slots: u32,
+        /// Slots without content.
+        free: u32,
+        /// Slots with a cached state.
+        cached: u32,
+        /// Held slots by the cache's count.
+        held: u32,
+        /// All slots.
+        total: u32,
+    },
     /// `running` is not sorted by rank, so lookups fail.
     #[error("running sequences are not in the order of their ranks")]
     Order,
@@ -79,6 +95,7 @@ impl Scheduler {
             return Err(Violation::BlockStates { free, cached, held, total });
         }
         self.audit_holders(total)?;
+        self.audit_states()?;
         if !self.queues.running.is_sorted_by_key(|sequence| sequence.rank) {
             return Err(Violation::Order);
         }
@@ -130,6 +147,16 @@ impl Scheduler {
             return Err(Violation::WindowStates { free, cached, held, counted: counts.held });
         }
         Ok(())
+    }
+
+    fn audit_states(&self) -> Result<(), Violation> {
+        let Some((counts, total)) = self.kv.state_counts().zip(self.kv.state_slots()) else { return Ok(()) };
+        let StateCounts { free, cached, held } = counts;
+        let of_tables = self.queues.all().flat_map(|sequence| sequence.table.state_slots());
+        let all: Vec<StateId> = of_tables.collect();
+        let slots = all.iter().collect::<BTreeSet<_>>().len() as u32;
+        let is_right = slots == held && all.len() as u32 == held && free + cached + held == total;
+        if is_right { Ok(()) } else { Err(Violation::StateSlots { slots, free, cached, held, total }) }
     }
 
     /// Blocks in block tables.

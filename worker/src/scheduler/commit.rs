@@ -94,6 +94,7 @@ impl Scheduler {
             fork.accept(drawn, events);
             forks.push(fork);
         }
+        self.kv.forked(&mut sequence.table);
         sequence.samples.retain(|&sample| sample == own_sample);
         sequence.accept(own, events);
     }

@@ -8,7 +8,7 @@ use super::sequence::Sequence;
 use super::step::Plan;
 use super::{Note, Scheduler};
 use crate::TokenId;
-use crate::backend::{Answer, Sampled};
+use crate::backend::{Answer, MOST_DRAFTED_WITH_STATES, Sampled};
 use crate::draft::{Candidate, Guesser, MOST_DRAFTED, Progress, Share, Text};
 
 /// Appends to the list at most that many vocabulary tokens that may follow the given ones.
@@ -171,7 +171,11 @@ impl Sequence {
 
     /// Most tokens of a draft. Leaves room for the token that is always drawn after it.
     pub(super) fn most_drafted(&self) -> u32 {
-        let most = if self.is_constrained() { MOST_DRAFTED_UNDER_GRAMMAR } else { MOST_DRAFTED as u32 };
+        let most = match self.table.tokens_in_state() {
+            _ if self.is_constrained() => MOST_DRAFTED_UNDER_GRAMMAR,
+            Some(_) => MOST_DRAFTED_WITH_STATES,
+            None => MOST_DRAFTED as u32,
+        };
         (self.max_len - self.len()).saturating_sub(1).min(most)
     }
 }

@@ -33,6 +33,12 @@
 //! sample never reach a cached block: they write behind the last known token, and only blocks before it are
 //! full. Code that moves blocks outside the steps must keep this order.
 //!
+//! If the model has recurrent layers, a sequence also holds a slot for its state, which rows change in place.
+//! A state cannot be cut back, so a step keeps draft rows apart, and copies of the state are kept where later
+//! prompts may resume (`checkpoints`). A copy is made within the step that reaches its position, and cached
+//! with the block that ends there. Copies into a sequence's own slot are done at the start of the next step,
+//! in order, so that a slot that changes hands before is read first.
+//!
 //! Nothing waits forever. `Rank` is a total order, and the first in rank may preempt every sequence that is
 //! not yet in the step. One sequence alone always fits, because `max_model_len` is at most what the pool
 //! holds.
@@ -40,6 +46,7 @@
 mod audit;
 mod background;
 mod budget;
+mod checkpoints;
 mod class;
 mod commit;
 mod drafts;
@@ -77,7 +84,7 @@ pub use step::{Plan, Step};
 use crate::TokenId;
 use crate::backend::{KvBlocks, MaskSlot};
 use crate::config::SchedulerConfig;
-use crate::kv_cache::{KvCache, Prefix};
+use crate::kv_cache::{KvCache, Prefix, StateCounts};
 use limits::Limits;
 use pace::Pace;
 use queues::Queues;
@@ -116,7 +123,11 @@ impl Scheduler {
             block_size: config.block_size,
             max_model_len,
             // Every running sequence gets its row in every step.
-            max_num_seqs: config.max_num_seqs.min(config.max_num_batched_tokens).max(1),
+            max_num_seqs: config
+                .max_num_seqs
+                .min(config.max_num_batched_tokens)
+                .min(kv.state_slots().unwrap_or(u32::MAX))
+                .max(1),
             max_num_batched_tokens: config.max_num_batched_tokens.max(1),
             max_waiting: config.max_num_queued_reqs,
             stages: 1,
@@ -299,9 +310,15 @@ impl Scheduler {
         self.kv.snapshot()
     }
 
-    /// Cached blocks that layers with a window cannot share.
+    /// Cached blocks that layers with a window cannot share, or those after which recurrent layers have a
+    /// state.
     pub fn cache_gaps(&self) -> Gaps {
         self.kv.gaps()
+    }
+
+    /// Free, cached and held slots for states, if the model has recurrent layers.
+    pub fn state_counts(&self) -> Option<StateCounts> {
+        self.kv.state_counts()
     }
 
     /// Queue lengths, free blocks and speeds, as routers use them for placement.

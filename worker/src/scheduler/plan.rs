@@ -5,6 +5,7 @@ use std::ops::Range;
 use skein_node::clock::Timestamp;
 
 use super::budget::{attended, even_chunk};
+use super::checkpoints::Checkpoints;
 use super::class::Class;
 use super::drafts::Drafts;
 use super::fair_share::FairShare;
@@ -51,6 +52,7 @@ impl Scheduler {
             return None;
         }
         self.planned_steps = plan.step.number;
+        plan.batch.state_copies = self.kv.take_state_copies();
         Some(plan)
     }
 
@@ -204,7 +206,7 @@ impl Scheduler {
         let always = self.drafts.as_ref().is_some_and(Drafts::are_given);
         let sequence = &mut self.queues.running[index];
         let drafted = (drafted > 0 || always).then_some(drafted);
-        sequence.plan_rows(number, rows, drafted, &self.kv, &mut plan.batch);
+        sequence.plan_rows(number, rows, drafted, &mut self.kv, &mut plan.batch);
         plan.step.attended += attended(start, start + rows);
         plan.step.rows += rows;
         if decoding {
@@ -240,7 +242,12 @@ impl Scheduler {
             return false;
         }
         let Some(mut sequence) = self.queues.waiting.remove(&rank) else { return false };
-        sequence.table = self.kv.adopt_prefix(sequence.cacheable_prefix());
+        if self.kv.state_slots().is_some() {
+            let parted = self.kv.cached_len(sequence.cacheable_prefix()) * self.limits.block_size;
+            sequence.checkpoints = Checkpoints::new(sequence.len(), parted);
+        }
+        let samples = sequence.samples.len() as u32;
+        sequence.table = self.kv.adopt_prefix(sequence.cacheable_prefix(), samples);
         sequence.computed = sequence.table.positions(self.limits.block_size);
         if std::mem::take(&mut sequence.reports_hit) {
             sequence.unreported_hit = Some(sequence.computed.min(sequence.prompt_len));
@@ -256,6 +263,7 @@ impl Scheduler {
         let needed = self.kv.blocks_for(sequence.len()) - held;
         let seats = self.queues.seats_taken(self.planned_steps + 1) + sequence.samples.len();
         seats <= self.limits.max_num_seqs as usize
+            && self.kv.has_room_for_states(sequence.samples.len() as u32)
             && needed + self.queues.blocks_reserved(&self.limits) <= self.kv.available()
             && self.kv.windows_for(sequence.len()) + self.queues.windows_reserved(&self.kv)
                 <= self.windows_to_admit()

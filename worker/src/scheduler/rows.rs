@@ -4,13 +4,20 @@ use std::ops::Range;
 
 use super::planned_rows::{Draws, PlannedRows};
 use super::sequence::Sequence;
-use crate::backend::{Batch, BatchSequence, MaskSlot, SampleRow, ScoreRow, VerifyRows, Want};
+use crate::backend::{Batch, BatchSequence, BatchState, MaskSlot, SampleRow, ScoreRow, VerifyRows, Want};
 use crate::kv_cache::KvCache;
 
 impl Sequence {
     /// Adds the next `rows` tokens to the batch of `step`, and a draw if they reach the sequence's end. With
     /// `drafted`, even 0, the draw is a verification, and the last `drafted` rows are its draft.
-    pub fn plan_rows(&mut self, step: u64, rows: u32, drafted: Option<u32>, kv: &KvCache, batch: &mut Batch) {
+    pub fn plan_rows(
+        &mut self,
+        step: u64,
+        rows: u32,
+        drafted: Option<u32>,
+        kv: &mut KvCache,
+        batch: &mut Batch,
+    ) {
         let block_size = kv.block_size();
         let (start, end) = (self.next_row(), self.next_row() + rows);
         let (first_row, draft) = (batch.tokens.len() as u32, drafted.unwrap_or(0));
@@ -38,6 +45,7 @@ impl Sequence {
             blocks: first_block..first_block + blocks,
             adapter: self.adapter.clone(),
         });
+        batch.states.extend(self.plan_state(known, draft, kv));
         let scores = self.plan_scores(start..known, first_row, batch);
         let last_row = first_row + (known - start) - 1;
         let draws = match drafted {
@@ -46,6 +54,15 @@ impl Sequence {
             _ => self.plan_draws(end, last_row, batch),
         };
         self.planned.push_back(PlannedRows { step, rows, scores, draws });
+    }
+
+    /// Its state in the step being planned, in which `drafts` drafts follow position `known`.
+    fn plan_state(&mut self, known: u32, drafts: u32, kv: &mut KvCache) -> Option<BatchState> {
+        let (after, block_size, checkpoints) =
+            (self.table.tokens_in_state()?, kv.block_size(), self.checkpoints);
+        let positions = checkpoints.between(after, known, block_size);
+        let only_free = |position| checkpoints.is_regular(position, block_size);
+        kv.plan_state(&mut self.table, (known, drafts), &positions, only_free)
     }
 
     fn plan_scores(&self, positions: Range<u32>, first_row: u32, batch: &mut Batch) -> Range<usize> {

@@ -11,6 +11,7 @@ use skein_proto::block_hash::{self, BlockHash};
 use skein_proto::finish::FinishReason;
 use skein_proto::sampling::SamplingParams;
 
+use super::checkpoints::Checkpoints;
 use super::planned_rows::PlannedRows;
 use super::request::{NewRequest, RequestEvent, RequestKey};
 use crate::TokenId;
@@ -47,6 +48,8 @@ pub(super) struct Sequence {
     /// Hashes of the full blocks of `tokens`.
     pub hashes: Vec<BlockHash>,
     pub table: BlockTable,
+    /// Where its states are worth keeping, if the model has recurrent layers.
+    pub checkpoints: Checkpoints,
     /// Tokens with keys and values in `table`, not counting steps in flight.
     pub computed: u32,
     /// Next prompt position to score; equal to `prompt_len` once all are scored.
@@ -105,6 +108,7 @@ impl Sequence {
             adapter: request.adapter.clone(),
             hashes: Vec::new(),
             table: BlockTable::default(),
+            checkpoints: Checkpoints::default(),
             computed: 0,
             next_score: if first && request.params.prompt_logprobs.is_some() { 1 } else { prompt_len },
             unreported_hit: None,
@@ -187,6 +191,7 @@ impl Sequence {
             adapter: self.adapter.clone(),
             hashes: self.hashes.clone(),
             table,
+            checkpoints: self.checkpoints,
             computed: self.computed,
             next_score: self.next_score,
             unreported_hit: None,

@@ -137,7 +137,7 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         let allowed = "room for 2 tokens or more; raise the KV cache's memory".to_owned();
         return Err(WorkerError::Setting { setting: "max_model_len", got: max_model_len.into(), allowed });
     }
-    let window = loaded.backend.window_blocks();
+    let (window, state_slots) = (loaded.backend.window_blocks(), loaded.backend.state_slots());
     let mut scheduler = Scheduler::new(limits, loaded.backend.all_blocks(), max_model_len);
     scheduler.set_stages(loaded.backend.stages() as u32);
     let guesser = Guesser::new(limits.speculate, limits.enable_prefix_caching);
@@ -182,6 +182,7 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         max_model_len,
         kv_blocks,
         window_blocks = window.map(|window| window.blocks),
+        state_slots,
         block_size = info.block_size,
         max_num_seqs,
         max_num_batched_tokens = info.max_num_batched_tokens,

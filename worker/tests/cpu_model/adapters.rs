@@ -18,8 +18,15 @@ pub fn golden(name: &str) -> PathBuf {
 
 pub fn load(base: &Path, adapter: Option<&Path>) -> Result<CpuModel, String> {
     let (kv_blocks, max_rows, numbers) = (4096 / BLOCK_SIZE, 64, NumberTypes::STORED);
-    let options =
-        CpuOptions { threads: 2, kv_blocks, window_blocks: None, block_size: BLOCK_SIZE, max_rows, numbers };
+    let options = CpuOptions {
+        threads: 2,
+        kv_blocks,
+        window_blocks: None,
+        state_slots: 16,
+        block_size: BLOCK_SIZE,
+        max_rows,
+        numbers,
+    };
     let none = PackedCache::none();
     let loaded = CpuModel::load_rank((base, adapter), options, &none, Alone.into(), &mut |_, _| {});
     loaded.map_err(|error| error.to_string())

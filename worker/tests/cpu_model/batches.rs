@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use skein_model::on_cpu::packed_cache::PackedCache;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
-use skein_worker::backend::{Backend, BackendError, Batch, WindowBlocks};
+use skein_worker::backend::{Backend, BackendError, Batch, KvBlocks};
 use skein_worker::check::{Draw, Sequence};
 use skein_worker::config::SchedulerConfig;
 use skein_worker::draft_model::DraftModel;
@@ -44,6 +44,7 @@ pub fn load_from(directory: &Path, threads: usize, block_size: u32) -> CpuModel 
         threads,
         kv_blocks: 4096 / block_size,
         window_blocks: None,
+        state_slots: 16,
         block_size,
         max_rows: 64,
         numbers: NumberTypes::STORED,
@@ -62,20 +63,33 @@ pub fn sample(sequence: &Sequence, batch: &mut Batch, params: &Arc<SamplingParam
 }
 
 /// Models whose layers differ: dense, with windows and two rotations, with experts, with sinks and coded
-/// experts, with latent attention.
-pub const KINDS: [&str; 6] = ["llama-gqa", "gemma3", "mixtral-v5", "gpt-oss-mxfp4", "deepseek-v3", "llama4"];
+/// experts, with latent attention, with windows that do not slide, with states, with heads of two sizes and
+/// keys of earlier layers.
+pub const KINDS: [&str; 10] = [
+    "llama-gqa",
+    "gemma3",
+    "mixtral-v5",
+    "gpt-oss-mxfp4",
+    "deepseek-v3",
+    "llama4",
+    "qwen3-5",
+    "qwen3-next",
+    "lfm2-v5",
+    "gemma4-per-layer",
+];
 
 /// The CPU backend with a golden model in exact arithmetic and `kv_blocks` blocks of [`SMALL_BLOCK`] tokens.
 pub fn small_backend(model: &str, kv_blocks: u32) -> CpuBackend {
-    backend_of(model, kv_blocks, None)
+    backend_of(model, KvBlocks { states: Some(16), ..kv_blocks.into() })
 }
 
-/// [`small_backend`] with window blocks.
-pub fn backend_of(model: &str, kv_blocks: u32, window_blocks: Option<WindowBlocks>) -> CpuBackend {
+/// [`small_backend`] with other sizes.
+pub fn backend_of(model: &str, blocks: KvBlocks) -> CpuBackend {
     let options = CpuOptions {
         threads: 2,
-        kv_blocks,
-        window_blocks,
+        kv_blocks: blocks.blocks,
+        window_blocks: blocks.window,
+        state_slots: blocks.states.unwrap_or(0),
         block_size: SMALL_BLOCK,
         max_rows: 64,
         numbers: NumberTypes::STORED,

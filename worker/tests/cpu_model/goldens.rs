@@ -180,6 +180,7 @@ fn nan_and_infinite_weights_are_refused_at_load() {
             threads: 1,
             kv_blocks: 4,
             window_blocks: None,
+            state_slots: 16,
             block_size: BLOCK_SIZE,
             max_rows: 8,
             numbers,

@@ -34,6 +34,7 @@ pub fn group_of(directory: &Path, (tensor, stages): (usize, usize), blocks: KvBl
         threads: 1,
         kv_blocks: blocks.blocks,
         window_blocks: blocks.window,
+        state_slots: blocks.states.unwrap_or(0),
         block_size: SMALL_BLOCK,
         max_rows: 64,
         numbers: NumberTypes::STORED,
@@ -80,6 +81,10 @@ impl Backend for Group {
 
     fn window_blocks(&self) -> Option<WindowBlocks> {
         self.leader.as_ref().unwrap().window_blocks()
+    }
+
+    fn state_slots(&self) -> Option<u32> {
+        self.leader.as_ref().unwrap().state_slots()
     }
 
     fn steps_in_flight(&self) -> usize {

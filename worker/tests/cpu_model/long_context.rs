@@ -36,7 +36,7 @@ pub fn check_plan(plan: &MemoryPlan, limits: &SchedulerConfig) {
 /// Blocks and window blocks that the sequence holds in its last step.
 fn held(limits: &SchedulerConfig, kv_blocks: u32, windows: WindowBlocks) -> (u32, u32) {
     let window_blocks = Some(windows);
-    let mut queue = Scheduler::new(limits, KvBlocks { blocks: kv_blocks, window: window_blocks }, LONG);
+    let mut queue = Scheduler::new(limits, KvBlocks { window: window_blocks, ..kv_blocks.into() }, LONG);
     let block_size = limits.block_size;
     let mut backend =
         FakeBackend::new(FakeOptions { kv_blocks, window_blocks, block_size, ..FakeOptions::default() });

@@ -21,4 +21,5 @@ mod requests;
 mod resume;
 mod served_adapters;
 mod speculation;
+mod states;
 mod windows;

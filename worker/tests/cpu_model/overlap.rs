@@ -19,7 +19,8 @@ use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 use crate::batches::{KINDS, backend_of, small_backend, start};
 use crate::groups::{group, group_of};
 use crate::ranks::make;
-use crate::windows::{WINDOWED, windows_of};
+use crate::states::{WITH_STATES, with_states_for_ranks};
+use crate::windows::{WINDOWED, with_windows};
 
 /// Enough for two of the longest sequences: most requests wait, and some are preempted.
 const KV_BLOCKS: u32 = 36;
@@ -40,6 +41,10 @@ impl Backend for Watched {
 
     fn window_blocks(&self) -> Option<WindowBlocks> {
         self.backend.window_blocks()
+    }
+
+    fn state_slots(&self) -> Option<u32> {
+        self.backend.state_slots()
     }
 
     fn steps_in_flight(&self) -> usize {
@@ -91,7 +96,7 @@ fn request(index: u32) -> NewRequest {
     NewRequest {
         key: RequestKey(0),
         // Some prompts share a prefix.
-        prompt: (0..prompt_len).map(|at| (at * at + 7 * at + index % 3 * 31) % 250 + 2).collect(),
+        prompt: (0..prompt_len).map(|at| (at * at + 7 * at + index % 3 * 31) % 120 + 2).collect(),
         params: Arc::new(params),
         samples: (0..1 + index % SAMPLES).map(|index| NewSample { index, delivered: Vec::new() }).collect(),
         scope: CacheScope::new("model", ""),
@@ -174,8 +179,7 @@ async fn requests_that_give_window_blocks_back_get_every_bit_of_those_that_keep_
         let (expected, _) = serve(model, 1, true, REQUESTS).await;
         for (depth, share_prefixes) in [(1, true), (1, false), (2, true)] {
             // Few enough that some sequences are preempted for them.
-            let windows = windows_of(model, 3);
-            let backend = backend_of(model, KV_BLOCKS, Some(windows));
+            let backend = backend_of(model, with_windows(model, KV_BLOCKS, 3));
             let (got, _) = serve_with(backend, depth, share_prefixes, REQUESTS).await;
             for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
                 assert_eq!(got, expected, "{model}, request {index}, {depth} in flight, {share_prefixes}");
@@ -190,12 +194,45 @@ async fn a_group_with_window_blocks_gives_every_bit_of_one_rank_without() {
     let model = make("gemma3", Dtype::F32, json!({"num_hidden_layers": 4, "vocab_size": 256}));
     let path = model.path().to_str().unwrap();
     let (expected, _) = serve(path, 1, true, REQUESTS).await;
-    let blocks = KvBlocks { blocks: KV_BLOCKS, window: Some(windows_of(path, 4)) };
+    let blocks = with_windows(path, KV_BLOCKS, 4);
     // With four stages, some have no layer without a window.
     for shape in [(2, 1), (1, 4), (2, 2)] {
         let got = serve_on(group_of(model.path(), shape, blocks), true, REQUESTS).await;
         for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
             assert_eq!(got, expected, "{shape:?}, request {index}");
+        }
+    }
+}
+
+/// Few slots for states: some sequences wait for one, and cached states give way to those that run.
+#[tokio::test]
+async fn requests_with_few_slots_for_states_get_every_bit_of_those_with_many() {
+    const REQUESTS: u32 = 40;
+    for model in WITH_STATES {
+        let (expected, _) = serve(model, 1, false, REQUESTS).await;
+        for (slots, depth, share_prefixes) in [(3, 1, true), (5, 2, true), (8, 2, false), (40, 2, true)] {
+            let backend = backend_of(model, KvBlocks { states: Some(slots), ..KV_BLOCKS.into() });
+            let (got, _) = serve_with(backend, depth, share_prefixes, REQUESTS).await;
+            for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                assert_eq!(got, expected, "{model}, request {index}, {slots} slots, {depth} in flight");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_group_with_states_gives_every_bit_of_one_rank() {
+    const REQUESTS: u32 = 24;
+    for name in WITH_STATES {
+        let model = make(name, Dtype::F32, with_states_for_ranks(name));
+        let (expected, _) = serve(model.path().to_str().unwrap(), 1, false, REQUESTS).await;
+        let blocks = KvBlocks { states: Some(9), ..KV_BLOCKS.into() };
+        // With four stages, some have no layer that attends.
+        for shape in [(2, 1), (4, 1), (1, 4), (2, 2)] {
+            let got = serve_on(group_of(model.path(), shape, blocks), true, REQUESTS).await;
+            for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                assert_eq!(got, expected, "{name}, {shape:?}, request {index}");
+            }
         }
     }
 }

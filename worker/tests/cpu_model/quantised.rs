@@ -50,6 +50,7 @@ fn options(threads: usize) -> CpuOptions {
         threads,
         kv_blocks,
         window_blocks: None,
+        state_slots: 16,
         block_size: BLOCK_SIZE,
         max_rows,
         numbers: NumberTypes::STORED,

@@ -39,7 +39,12 @@ pub fn make(name: &str, stored: Dtype, changes: Value) -> tempfile::TempDir {
     for (field, value) in size.as_object().unwrap().iter().chain(changes.as_object().unwrap()) {
         config[field] = value.clone();
     }
-    config.as_object_mut().unwrap().remove("layer_types"); // as many as layers
+    if let Some(of_inputs) = config.get_mut("vocab_size_per_layer_input") {
+        *of_inputs = json!(VOCAB);
+    }
+    if changes.get("layer_types").is_none() {
+        config.as_object_mut().unwrap().remove("layer_types"); // as many as layers
+    }
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
     write_weights(directory.path(), stored);
@@ -78,6 +83,7 @@ pub fn options(numbers: NumberTypes) -> CpuOptions {
         threads: 1,
         kv_blocks: 4096 / BLOCK_SIZE,
         window_blocks: None,
+        state_slots: 16,
         block_size: BLOCK_SIZE,
         max_rows: 64,
         numbers,
@@ -241,6 +247,22 @@ fn later_families_give_the_same_bits_too() {
         let model = make(name, Dtype::BF16, changes);
         check(model.path(), NumberTypes::STORED, name, &[(2, 1), (4, 1), (1, 2), (2, 2)]);
     }
+}
+
+#[test]
+fn heads_of_two_sizes_and_shared_keys_give_the_same_bits_too() {
+    let ranks = [(2, 1), (4, 1)];
+    let check = |name, changes, stages: &[(usize, usize)]| {
+        let model = make(name, Dtype::BF16, changes);
+        check(model.path(), NumberTypes::STORED, name, &[&ranks[..], stages].concat());
+    };
+    check("gemma4-per-layer", json!({"num_hidden_layers": 12, "hidden_size_per_layer_input": 24}), &[]);
+    let moe = json!({"num_hidden_layers": 6, "num_experts": 6, "top_k_experts": 3});
+    check("gemma4-moe", moe, &[(1, 2), (2, 2)]);
+    // The last two layers read those of layers 4 and 5, which are in the same stage.
+    let shared = json!({"num_hidden_layers": 8, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 0,
+        "use_double_wide_mlp": false});
+    check("gemma4-per-layer", shared, &[(1, 2), (2, 2)]);
 }
 
 #[test]

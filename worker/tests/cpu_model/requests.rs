@@ -16,6 +16,7 @@ fn backend() -> CpuBackend {
         threads: 2,
         kv_blocks: 256,
         window_blocks: None,
+        state_slots: 16,
         block_size: BLOCK_SIZE,
         max_rows: 64,
         numbers: NumberTypes::STORED,

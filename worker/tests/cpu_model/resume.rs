@@ -18,7 +18,7 @@ use skein_worker::streams::TokenStream;
 use crate::batches::{KINDS, backend_of, small_backend, start};
 use crate::groups::group;
 use crate::ranks::make;
-use crate::windows::{WINDOWED, windows_of};
+use crate::windows::{WINDOWED, with_windows};
 
 const KV_BLOCKS: u32 = 200;
 const MAX_TOKENS: u32 = 14;
@@ -82,7 +82,7 @@ fn cases() -> Vec<(&'static str, u32, SamplingParams)> {
 fn request(params: &SamplingParams, samples: Vec<NewSample>) -> NewRequest {
     NewRequest {
         key: RequestKey(0),
-        prompt: (0..11).map(|at| (at * at + 7 * at) % 250 + 2).collect(),
+        prompt: (0..11).map(|at| (at * at + 7 * at) % 120 + 2).collect(),
         params: Arc::new(params.clone()),
         samples,
         scope: CacheScope::new("model", ""),
@@ -126,7 +126,7 @@ async fn a_request_continues_with_other_numbers_of_ranks_and_stages_bit_for_bit(
 #[tokio::test]
 async fn a_request_continues_with_and_without_window_blocks_bit_for_bit() {
     for model in WINDOWED {
-        let windowed = || backend_of(model, KV_BLOCKS, Some(windows_of(model, 8)));
+        let windowed = || backend_of(model, with_windows(model, KV_BLOCKS, 8));
         let plain = || small_backend(model, KV_BLOCKS);
         check(&format!("{model}, to windows"), plain, windowed).await;
         check(&format!("{model}, from windows"), windowed, plain).await;

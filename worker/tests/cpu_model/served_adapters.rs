@@ -37,6 +37,7 @@ fn load_with(base: &Path, numbers: NumberTypes) -> CpuModel {
         threads: 2,
         kv_blocks: 4096 / BLOCK_SIZE,
         window_blocks: None,
+        state_slots: 16,
         block_size: BLOCK_SIZE,
         max_rows: 64,
         numbers,
@@ -105,6 +106,19 @@ fn merged_and_served_adapters_give_the_same_tokens() {
         assert_eq!(continued(&mut plain, &prompt, Some(&adapter), 40), expected, "prompt {seed}");
         assert_ne!(continued(&mut plain, &prompt, None, 40), expected, "the adapter matters");
     }
+}
+
+/// A change to the keys changes the values, too.
+#[test]
+fn merged_and_served_adapters_of_keys_used_as_values_give_the_same_tokens() {
+    let base = model("gemma4");
+    let directory = attention_adapter("1.self_attn.k_proj", 64, 48);
+    let adapter = served(&base, directory.path()).unwrap();
+    let (mut merged, mut plain) = (load(&base, Some(directory.path())).unwrap(), load(&base, None).unwrap());
+    let prompt: Vec<u32> = (0..20).map(|i| (i * 37 + 11) % 120 + 2).collect();
+    let expected = continued(&mut merged, &prompt, None, 20);
+    assert_eq!(continued(&mut plain, &prompt, Some(&adapter), 20), expected);
+    assert_ne!(continued(&mut plain, &prompt, None, 20), expected, "the adapter matters");
 }
 
 #[test]
@@ -178,7 +192,7 @@ fn a_step_that_has_ended_holds_no_adapter() {
 }
 
 /// Writes an adapter of rank 4 for the attention of a model with `width` inputs.
-fn attention_adapter(width: usize, outputs: usize) -> tempfile::TempDir {
+fn attention_adapter(module: &str, width: usize, outputs: usize) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let config = serde_json::json!({"peft_type": "LORA", "r": 4, "lora_alpha": 8});
     std::fs::write(directory.path().join("adapter_config.json"), config.to_string()).unwrap();
@@ -186,7 +200,7 @@ fn attention_adapter(width: usize, outputs: usize) -> tempfile::TempDir {
         (0..count).flat_map(|i| (((i * 71 % 997) as f32 - 498.0) * 0.0004).to_le_bytes()).collect()
     };
     let (a, b) = (values(4 * width), values(outputs * 4));
-    let name = |kind: &str| format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{kind}.weight");
+    let name = |kind: &str| format!("base_model.model.model.layers.{module}.lora_{kind}.weight");
     let view = |shape: &[usize], bytes| TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap();
     let tensors = [(name("A"), view(&[4, width], &a[..])), (name("B"), view(&[outputs, 4], &b[..]))];
     let path = directory.path().join("adapter_model.safetensors");
@@ -212,7 +226,8 @@ fn quantised_checkpoints_are_served_with_adapters() {
     let coded = coded.map(|name| skein_golden::path(format!("quantised/{name}")));
     for base in coded.into_iter().chain([dense]) {
         let attention = ModelConfig::from_dir(&base).unwrap().spec;
-        let directory = attention_adapter(attention.hidden_size, attention.attention.q_width());
+        let outputs = attention.attention.q_width();
+        let directory = attention_adapter("0.self_attn.q_proj", attention.hidden_size, outputs);
         let adapter = served(&base, directory.path()).unwrap();
         let (plain, with) = (last(&base, None), last(&base, Some(&adapter)));
         let change = plain.iter().zip(&with).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

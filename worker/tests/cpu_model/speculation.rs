@@ -18,7 +18,7 @@ use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use skein_worker::backend::{
-    Answer, Backend, BackendError, Batch, StepHandle, StepOutput, Want, WindowBlocks,
+    Answer, Backend, BackendError, Batch, KvBlocks, StepHandle, StepOutput, Want, WindowBlocks,
 };
 use skein_worker::draft::{Guesser, Speculate};
 use skein_worker::draft_model::DraftModel;
@@ -27,10 +27,11 @@ use skein_worker::kv_cache::CacheScope;
 use skein_worker::scheduler::{Drafts, NewRequest, NewSample, Propose, RequestKey};
 
 use crate::batches::{Running, SMALL_BLOCK, backend_of, small_backend, start_drafting};
-use crate::groups::group;
+use crate::groups::{group, group_of};
 use crate::ranks::make;
 use crate::resume::{Output, read};
-use crate::windows::{WINDOWED, windows_of};
+use crate::states::{WITH_STATES, with_states_for_ranks};
+use crate::windows::{WINDOWED, with_windows};
 
 /// Requests in a normal test run.
 const REQUESTS: usize = 640;
@@ -38,7 +39,8 @@ const REQUESTS: usize = 640;
 const TOGETHER: usize = 8;
 /// More than one request needs, fewer than all.
 const KV_BLOCKS: u32 = 60;
-const VOCAB: u32 = 256;
+/// Ids that all models here have.
+const VOCAB: u32 = 128;
 
 /// Whole texts by their prompts, for proposers that know the answers.
 type Answers = Arc<Mutex<Vec<Vec<TokenId>>>>;
@@ -161,6 +163,10 @@ impl<B: Backend> Backend for Counting<B> {
         self.0.window_blocks()
     }
 
+    fn state_slots(&self) -> Option<u32> {
+        self.0.state_slots()
+    }
+
     fn steps_in_flight(&self) -> usize {
         self.0.steps_in_flight()
     }
@@ -248,6 +254,7 @@ fn backend(model: &Path, numbers: NumberTypes, threads: usize) -> CpuBackend {
         threads,
         kv_blocks: KV_BLOCKS,
         window_blocks: None,
+        state_slots: 16,
         block_size: SMALL_BLOCK,
         max_rows: 64,
         numbers,
@@ -280,8 +287,25 @@ async fn drafts_change_no_bit_of_any_request() {
 async fn drafts_change_no_bit_with_window_blocks() {
     for (seed, model) in WINDOWED.into_iter().enumerate() {
         let plain = || small_backend(model, KV_BLOCKS);
-        let drafting = || backend_of(model, KV_BLOCKS, Some(windows_of(model, 5)));
+        let drafting = || backend_of(model, with_windows(model, KV_BLOCKS, 5));
         check(model, 200 + seed as u64, 24, plain, drafting, &[], &mut Tried::new()).await;
+    }
+}
+
+/// The rows of wrong drafts never reach a state.
+#[tokio::test]
+async fn drafts_change_no_bit_with_states() {
+    for (seed, name) in WITH_STATES.into_iter().enumerate() {
+        let model = make(name, Dtype::F32, with_states_for_ranks(name));
+        let path = model.path().to_str().unwrap();
+        let plain = || small_backend(path, KV_BLOCKS);
+        let blocks = KvBlocks { states: Some(11), ..KV_BLOCKS.into() };
+        let mut tried = Tried::new();
+        check(name, 300 + seed as u64, 48, plain, || backend_of(path, blocks), &[], &mut tried).await;
+        assert!(tried.values().map(|(_, right)| right).sum::<usize>() > 100, "{name}: {tried:?}");
+        let group = || group_of(model.path(), (2, 2), blocks);
+        let of_group = format!("{name} on 2 x 2 ranks");
+        check(&of_group, 310 + seed as u64, 16, plain, group, &[], &mut Tried::new()).await;
     }
 }
 

@@ -4,7 +4,7 @@
 use safetensors::Dtype;
 use serde_json::json;
 use skein_model::config::ModelConfig;
-use skein_worker::backend::WindowBlocks;
+use skein_worker::backend::{KvBlocks, WindowBlocks};
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 use skein_worker::load::plan;
 
@@ -12,26 +12,44 @@ use crate::batches::{SMALL_BLOCK, golden};
 use crate::long_context::{LONG, check_plan};
 use crate::ranks::make;
 
-/// Models in which some layers have a window, with softcaps, two rotations, sinks, chunks, and those in which
-/// all have one.
-pub const WINDOWED: [&str; 7] =
-    ["gemma2", "gemma3", "gpt-oss-mxfp4", "llama4", "qwen2-window", "mistral-window", "starcoder2"];
+/// Models in which some layers have a window, with softcaps, two rotations, sinks, chunks, heads of another
+/// size, keys of earlier layers, and those in which all have one.
+pub const WINDOWED: [&str; 10] = [
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "gemma4-moe",
+    "gemma4-per-layer",
+    "gpt-oss-mxfp4",
+    "llama4",
+    "qwen2-window",
+    "mistral-window",
+    "starcoder2",
+];
 
-/// Window blocks of a model for `sequences` sequences.
-pub fn windows_of(model: &str, sequences: u32) -> WindowBlocks {
+/// Blocks, and window blocks of a model for `sequences` sequences.
+pub fn with_windows(model: &str, blocks: u32, sequences: u32) -> KvBlocks {
     let window = ModelConfig::from_dir(&golden(model)).unwrap().spec.longest_window().unwrap();
     let windows = WindowBlocks { window, blocks: 0 };
-    WindowBlocks { blocks: sequences * windows.of_sequence(SMALL_BLOCK), ..windows }
+    let window = WindowBlocks { blocks: sequences * windows.of_sequence(SMALL_BLOCK), ..windows };
+    KvBlocks { window: Some(window), ..blocks.into() }
 }
 
 /// Five layers of six with a window of 1024 tokens, as in Gemma 3.
 #[test]
 fn a_long_context_holds_the_planned_bytes() {
-    let changes = json!({
-        "num_hidden_layers": 12, "sliding_window": 1024, "sliding_window_pattern": 6,
-        "max_position_embeddings": LONG,
-    });
-    let model = make("gemma3", Dtype::F32, changes);
+    check_long("gemma3", json!({"num_hidden_layers": 12, "sliding_window_pattern": 6}));
+}
+
+/// The same with heads of two sizes, and with layers that have no keys.
+#[test]
+fn a_long_context_of_heads_of_two_sizes_holds_the_planned_bytes() {
+    check_long("gemma4-per-layer", json!({"num_hidden_layers": 12, "global_head_dim": 48}));
+}
+
+fn check_long(name: &str, mut changes: serde_json::Value) {
+    (changes["sliding_window"], changes["max_position_embeddings"]) = (json!(1024), json!(LONG));
+    let model = make(name, Dtype::F32, changes);
     let scheduler = SchedulerConfig { max_num_seqs: 2, ..SchedulerConfig::default() };
     let config = WorkerConfig {
         backend: BackendKind::Cpu,

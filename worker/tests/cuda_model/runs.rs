@@ -105,6 +105,7 @@ pub fn on_cpu(dir: &Path) -> CpuBackend {
         threads: 1,
         kv_blocks: KV_BLOCKS,
         window_blocks: None,
+        state_slots: 16,
         block_size: BLOCK_SIZE,
         max_rows: 48,
         numbers: NumberTypes::STORED,

@@ -13,6 +13,7 @@ use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::attention::SequenceRows;
 use skein_kernels::cpu::kv_cache::{KvShape, KvType};
 use skein_kernels::cpu::packed::Format;
+use skein_kernels::cpu::recurrent::{self, StatefulRows};
 use skein_kernels::cpu::sample;
 use skein_model::LoadError;
 use skein_model::adapter::Adapter;
@@ -31,7 +32,9 @@ use skein_model::weight_source::WeightSource;
 use skein_node::trace::PROCESS;
 use skein_sys::threads::ThreadPlacement;
 
-use super::{Backend, BackendError, Batch, Connections, StepHandle, StepOutput, WindowBlocks};
+use super::{
+    Backend, BackendError, Batch, Connections, StateCopy, StateSave, StepHandle, StepOutput, WindowBlocks,
+};
 use crate::{BlockId, TokenId};
 use draws::Draws;
 
@@ -47,6 +50,8 @@ pub struct CpuOptions {
     pub kv_blocks: u32,
     /// Blocks that layers with a window have apart; `None` = the same blocks hold all layers.
     pub window_blocks: Option<WindowBlocks>,
+    /// Slots for the states of recurrent layers; without effect on models that have none.
+    pub state_slots: u32,
     /// Tokens in a KV block.
     pub block_size: u32,
     /// Rows in the largest expected step, for which memory is allocated at the start. Larger steps are
@@ -90,6 +95,7 @@ type Outcome = Result<StepOutput, BackendError>;
 pub struct CpuBackend {
     kv_blocks: u32,
     window_blocks: Option<WindowBlocks>,
+    state_slots: Option<u32>,
     weight_bytes: u64,
     stages: usize,
     launched: u64,
@@ -131,6 +137,7 @@ impl CpuBackend {
     pub fn start(mut model: CpuModel) -> std::io::Result<Self> {
         let (kv_blocks, weight_bytes) = (model.kv_blocks(), model.model.weight_bytes());
         let (stages, window_blocks) = (model.connections.stages, model.window_blocks);
+        let state_slots = model.caches.states().map(|states| states.slots() as u32);
         // The engine keeps one step in flight per stage. On the CPU the device is the host, so a further step
         // would overlap only planning; it would waste a row after each stop token, and a new request would
         // wait for two steps. If one more is launched, it waits in this channel: this backend is the
@@ -155,6 +162,7 @@ impl CpuBackend {
         Ok(Self {
             kv_blocks,
             window_blocks,
+            state_slots,
             weight_bytes,
             stages,
             launched: 0,
@@ -181,6 +189,10 @@ impl Backend for CpuBackend {
 
     fn window_blocks(&self) -> Option<WindowBlocks> {
         self.window_blocks
+    }
+
+    fn state_slots(&self) -> Option<u32> {
+        self.state_slots
     }
 
     fn steps_in_flight(&self) -> usize {
@@ -230,6 +242,7 @@ pub struct CpuModel {
     draws: Draws,
     tables: Tables,
     window_tables: Tables,
+    states: Vec<StatefulRows>,
     /// Size of the packed weights, in bytes.
     packed_bytes: u64,
 }
@@ -281,6 +294,8 @@ pub struct Allocated {
     pub weights: u64,
     /// Keys and values of the rank's layers and heads.
     pub kv_cache: u64,
+    /// States of recurrent layers, in all slots.
+    pub states: u64,
     /// Activations of the largest expected step.
     pub activations: u64,
     /// Logits; only in the last stage.
@@ -294,7 +309,13 @@ pub struct Allocated {
 impl Allocated {
     /// Sum of all parts.
     pub fn total(&self) -> u64 {
-        self.weights + self.kv_cache + self.activations + self.logits + self.adapters + self.draft_model
+        self.weights
+            + self.kv_cache
+            + self.states
+            + self.activations
+            + self.logits
+            + self.adapters
+            + self.draft_model
     }
 }
 
@@ -353,6 +374,7 @@ impl CpuModel {
         Ok(Allocated {
             weights: pack::most_bytes(&matrices, options.numbers.weights),
             kv_cache: kv_bytes(&own, options),
+            states: caches::state_slot_bytes(&own) * u64::from(options.state_slots),
             activations: Activations::planned_bytes(&own, options.max_rows as usize),
             logits: (logit_values(&own, shard.is_last()) * size_of::<f32>()) as u64,
             adapters: 0,
@@ -364,7 +386,8 @@ impl CpuModel {
     pub fn allocated(&self) -> Allocated {
         Allocated {
             weights: self.packed_bytes,
-            kv_cache: self.caches.bytes(),
+            kv_cache: self.caches.kv_bytes(),
+            states: self.caches.state_bytes(),
             activations: self.activations.bytes(),
             logits: size_of_val(&*self.logits) as u64,
             adapters: 0,
@@ -381,7 +404,7 @@ impl CpuModel {
     ) -> Result<Self, LoadError> {
         let (spec, vocab) = (model.spec(), model.spec().vocab_size as usize);
         let (shape, window_blocks) = (kv_shape(spec, &options), options.window_blocks);
-        let caches = Caches::new(spec, shape, window_blocks);
+        let caches = Caches::new(spec, shape, window_blocks, options.state_slots);
         let caches =
             caches.map_err(|source| LoadError::KvCache { bytes: kv_bytes(spec, &options), source })?;
         let activations = model.activations(options.max_rows as usize);
@@ -399,6 +422,7 @@ impl CpuModel {
             draws,
             tables: Tables::default(),
             window_tables: Tables::default(),
+            states: Vec::new(),
             packed_bytes,
         })
     }
@@ -493,19 +517,24 @@ impl CpuModel {
 
     /// Size of the KV cache, which holds only this rank's KV heads, in bytes.
     pub fn kv_bytes(&self) -> u64 {
-        self.caches.bytes()
+        self.caches.kv_bytes()
     }
 
     /// Runs all layers, and returns the wanted rows by adapter. In the last layer, rows that are not wanted
     /// end once their keys and values are cached.
     fn forward(&mut self, batch: &Batch, wanted: &[u32]) -> Result<AdapterRows, Lost> {
         for copy in &batch.copies {
-            self.caches.main().copy_block(copy.from.0 as usize, copy.to.0 as usize);
+            self.caches.copy_block(copy.from.0 as usize, copy.to.0 as usize);
         }
-        if let Some(windowed) = self.caches.windowed() {
-            for copy in &batch.window_copies {
-                windowed.copy_block(copy.from.0 as usize, copy.to.0 as usize);
+        for copy in &batch.window_copies {
+            self.caches.copy_window_block(copy.from.0 as usize, copy.to.0 as usize);
+        }
+        self.states.clear();
+        if let Some(states) = self.caches.states() {
+            for &StateCopy { from, to } in &batch.state_copies {
+                states.copy(&mut self.cpu, from.0, to.0);
             }
+            self.states.extend(stateful_rows(batch));
         }
         let [adapters, wanted_adapters] = adapter_rows(batch, wanted);
         let (rows, window_rows) = (self.tables.take_rows(), self.window_tables.take_rows());
@@ -519,6 +548,7 @@ impl CpuModel {
             positions: &batch.positions,
             located: in_cache(&batch.slots, &located),
             located_in_windows: in_windows.as_ref().map(|rows| in_cache(&batch.window_slots, rows)),
+            states: &self.states,
             wanted,
             adapters: [&adapters, &wanted_adapters],
         };
@@ -552,6 +582,19 @@ fn adapter_rows(batch: &Batch, wanted: &[u32]) -> [AdapterRows; 2] {
     [rows, of_wanted]
 }
 
+/// The rows of `batch` by sequence, with their states.
+fn stateful_rows(batch: &Batch) -> impl Iterator<Item = StatefulRows> {
+    assert_eq!(batch.states.len(), batch.sequences.len(), "every sequence has a state");
+    let save = |save: &StateSave| recurrent::StateSave { position: save.position, slot: save.to.0 };
+    batch.sequences.iter().zip(&batch.states).map(move |(sequence, state)| StatefulRows {
+        rows: sequence.rows.start as usize..sequence.rows.end as usize,
+        slot: state.slot.0,
+        position: sequence.context_len - sequence.rows.len() as u32,
+        drafts: state.drafts as usize,
+        saves: state.saves.iter().map(save).collect(),
+    })
+}
+
 /// Rows by sequence, and the wanted ones, with their `slots` in a cache.
 fn in_cache<'a>(slots: &'a [u32], [sequences, wanted]: &'a [Vec<SequenceRows<'a>>; 2]) -> Located<'a> {
     Located { slots, sequences, wanted_sequences: wanted }
@@ -560,7 +603,7 @@ fn in_cache<'a>(slots: &'a [u32], [sequences, wanted]: &'a [Vec<SequenceRows<'a>
 /// Shape of the KV cache for the layers and heads of `spec`.
 fn kv_shape(spec: &Spec, options: &CpuOptions) -> KvShape {
     KvShape {
-        layers: spec.layers.len(),
+        layers: spec.attention_layers(),
         kv_heads: spec.attention.kv_heads,
         head_dim: spec.attention.head_dim,
         latent: spec.attention.latent.map(|latent| latent.rank),

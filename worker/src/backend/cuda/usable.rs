@@ -7,6 +7,7 @@ use skein_kernels::cuda::{CudaError, Device, Kernels, Unavailable};
 use skein_model::config::ModelConfig;
 use skein_model::on_cuda::{experts, latent};
 use skein_model::shard::Shard;
+use skein_model::spec::Spec;
 
 /// Head dimensions for which there are attention kernels.
 const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
@@ -107,7 +108,10 @@ pub fn open(ordinal: u32, model: &ModelConfig, block_size: u32) -> Result<OpenDe
 /// # Errors
 /// Names the part of the model or the setting without a kernel.
 pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable> {
-    if let Some(part) = experts::part_without_kernel(&model.spec) {
+    let has_state = model.spec.state.is_some().then_some("layers with a recurrent state");
+    let has_gate = model.spec.attention.has_gate.then_some("gates on the outputs of attention");
+    let part = has_state.or(has_gate).or_else(|| part_beside_the_usual(&model.spec));
+    if let Some(part) = part.or_else(|| experts::part_without_kernel(&model.spec)) {
         return Err(NotUsable::Part { family: model.model_type, part });
     }
     let refuse = |what, got, allowed: String| Err(NotUsable::Model { what, got, allowed });
@@ -130,6 +134,21 @@ pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable
         return Err(NotUsable::Setting { setting: "block_size", got: block_size as usize, allowed });
     }
     Ok(())
+}
+
+/// First part that Gemma 4 has and no kernel knows.
+fn part_beside_the_usual(spec: &Spec) -> Option<&'static str> {
+    if spec.windowed_attention.is_some() {
+        return Some("other heads in layers with a window than in those without");
+    }
+    if spec.layers.iter().any(|layer| layer.cache_of.is_some()) {
+        return Some("layers that read the keys and values of others");
+    }
+    if spec.attention_shapes().any(|attention| attention.has_value_norm) {
+        return Some("normalised values");
+    }
+    let has_inputs = spec.layer_inputs.is_some() || spec.has_layer_scales;
+    has_inputs.then_some("layers with inputs or factors of their own")
 }
 
 /// Checks that the attention kernels can run the heads of a rank: equally many query heads read each KV head.

@@ -59,7 +59,7 @@ impl World {
 
     fn start(&mut self, tokens: &[TokenId]) -> Twin {
         let hashes = hashes(&self.scope, tokens);
-        let table = self.kv.adopt_prefix(Prefix { scope: &self.scope, tokens, hashes: &hashes });
+        let table = self.kv.adopt_prefix(Prefix { scope: &self.scope, tokens, hashes: &hashes }, 1);
         let cached = table.positions(BLOCK_SIZE) as usize;
         let mut twin = Twin { tokens: tokens[..cached].to_vec(), table };
         self.append(&mut twin, &tokens[cached..]);

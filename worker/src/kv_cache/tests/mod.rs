@@ -24,7 +24,7 @@ fn hashes(scope: &CacheScope, tokens: &[TokenId]) -> Vec<BlockHash> {
 fn compute(kv: &mut KvCache, scope: &CacheScope, tokens: &[TokenId]) -> Option<BlockTable> {
     let hashes = hashes(scope, tokens);
     let prefix = Prefix { scope, tokens, hashes: &hashes };
-    let mut table = kv.adopt_prefix(prefix);
+    let mut table = kv.adopt_prefix(prefix, 1);
     let (from, to) = (table.positions(BLOCK_SIZE), tokens.len() as u32);
     let mut copies = Vec::new();
     if kv.grow(&mut table, from, to, [&mut copies, &mut Vec::new()]) < to {

@@ -133,7 +133,7 @@ impl World {
         let found = self.kv.match_prefix(prefix).blocks;
         assert_eq!(found, self.hit(tokens));
         assert_eq!(found, self.hit_by_gaps(tokens), "routers know as much");
-        let table = self.kv.adopt_prefix(prefix);
+        let table = self.kv.adopt_prefix(prefix, 1);
         let cached = table.positions(BLOCK_SIZE);
         let mut twin = Twin { tokens: tokens[..cached as usize].to_vec(), table, next: cached };
         self.check_window(&twin);
@@ -218,7 +218,7 @@ proptest! {
     ) {
         let windows = WindowBlocks { window, blocks: window_blocks };
         let mut world = World {
-            kv: KvCache::new(KvBlocks { blocks, window: Some(windows) }, BLOCK_SIZE, true),
+            kv: KvCache::new(KvBlocks { window: Some(windows), ..blocks.into() }, BLOCK_SIZE, true),
             window,
             scope: scope(),
             memory: vec![TokenId::MAX; (blocks * BLOCK_SIZE) as usize],
@@ -241,7 +241,7 @@ proptest! {
 fn a_block_that_lost_its_window_block_gets_that_of_the_next_to_compute_it() {
     let scope = scope();
     let windows = WindowBlocks { window: 2, blocks: 4 };
-    let mut kv = KvCache::new(KvBlocks { blocks: 12, window: Some(windows) }, BLOCK_SIZE, true);
+    let mut kv = KvCache::new(KvBlocks { window: Some(windows), ..12.into() }, BLOCK_SIZE, true);
     let one = compute(&mut kv, &scope, &[1, 1, 1, 1, 1]).expect("it fits");
     kv.release(one);
     let two = compute(&mut kv, &scope, &[2, 2, 2, 2, 2, 2, 2]).expect("it fits");

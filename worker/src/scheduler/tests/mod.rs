@@ -10,6 +10,7 @@ mod overtake;
 mod pauses;
 mod pipeline;
 mod scenarios;
+mod states;
 mod windows;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -68,9 +69,10 @@ struct Stream {
 struct Mirror(BTreeMap<u64, RunStored>, BTreeSet<BlockHash>);
 
 impl Mirror {
-    fn apply(&mut self, change: CacheChange) {
+    /// `are_ends`: a gap is closed by what a prompt can resume from.
+    fn apply(&mut self, change: CacheChange, are_ends: bool) {
         for Gap { hash, is_open } in change.gaps {
-            let changed = if is_open { self.1.insert(hash) } else { self.1.remove(&hash) };
+            let changed = if is_open != are_ends { self.1.insert(hash) } else { self.1.remove(&hash) };
             assert!(changed, "a gap opens and closes in turn");
         }
         for RunTruncated { handle, new_end } in change.truncated {
@@ -148,6 +150,7 @@ impl World {
             block_size,
             kv_blocks: kv_blocks.blocks,
             window_blocks: kv_blocks.window,
+            state_slots: kv_blocks.states,
             steps_in_flight: depth,
             habits,
             ..FakeOptions::default()
@@ -277,8 +280,9 @@ impl World {
     fn check_blocks(&mut self) {
         let scheduler = &mut self.scheduler;
         assert_eq!(scheduler.audit(), Ok(()));
+        let are_ends = scheduler.cache_gaps().are_ends;
         for change in scheduler.take_cache_changes() {
-            self.mirror.apply(change);
+            self.mirror.apply(change, are_ends);
         }
         let snapshot: Vec<RunStored> = scheduler.cache_snapshot();
         assert!(self.mirror.0.values().eq(snapshot.iter()), "events add up to the cache's content");

@@ -1,7 +1,6 @@
 //! Random scenarios: requests, aborts, cancels, resumes, drafts and too few blocks, all at once.
 
 use super::*;
-use crate::backend::WindowBlocks;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Drafting {
@@ -19,13 +18,23 @@ fn random_scenario(
     depth: usize,
     drafting: Drafting,
 ) -> (World, HashMap<(RequestKey, u32), Stream>) {
-    scenario_with(|_, _, _| None, seed, depth, drafting)
+    scenario_with(|scale| scale.blocks.into(), seed, depth, drafting)
 }
 
-/// [`random_scenario`] with the window blocks that `windows` chooses for a seed, a block size and a longest
-/// sequence.
+/// Sizes of a scenario.
+pub(super) struct Scale {
+    pub seed: u64,
+    pub blocks: u32,
+    pub block_size: u32,
+    /// Tokens of the longest sequence.
+    pub longest: u32,
+    /// Configured limit of running samples.
+    pub seats: u32,
+}
+
+/// [`random_scenario`] with the cache that `cache` chooses.
 pub(super) fn scenario_with(
-    windows: impl Fn(u64, u32, u32) -> Option<WindowBlocks>,
+    cache: impl Fn(&Scale) -> KvBlocks,
     seed: u64,
     depth: usize,
     drafting: Drafting,
@@ -44,7 +53,8 @@ pub(super) fn scenario_with(
         ..SchedulerConfig::default()
     };
     let habits = if drafting == Drafting::Guessed { 20..26 } else { 0..0 };
-    let kv_blocks = KvBlocks { blocks: kv_blocks, window: windows(seed, block_size, longest) };
+    let scale = Scale { seed, blocks: kv_blocks, block_size, longest, seats: config.max_num_seqs };
+    let kv_blocks = cache(&scale);
     let mut world = World::with_habits(habits.clone(), depth, &config, kv_blocks);
     let answers = Answers::default();
     match drafting {

@@ -1,16 +1,17 @@
 //! Sequences that give window blocks back. The fake backend checks that every key that a row sees is in the
 //! window blocks of its sequence.
 
-use super::scenarios::{Drafting, scenario_with};
+use super::scenarios::{Drafting, Scale, scenario_with};
 use super::*;
 use crate::backend::WindowBlocks;
 
 /// From the fewest window blocks that the longest sequence needs to plenty, by seed.
-fn windows(seed: u64, block_size: u32, longest: u32) -> Option<WindowBlocks> {
+fn windows(&Scale { seed, blocks, block_size, longest, .. }: &Scale) -> KvBlocks {
     let rng = &mut Rng::new(!seed);
     let window = rng.within(1..=14);
     let least = ((window - 1).div_ceil(block_size) + 1).min(longest.div_ceil(block_size));
-    Some(WindowBlocks { window, blocks: least + rng.within(0..=least + 3) * rng.within(0..=2) })
+    let window = WindowBlocks { window, blocks: least + rng.within(0..=least + 3) * rng.within(0..=2) };
+    KvBlocks { window: Some(window), ..blocks.into() }
 }
 
 #[test]
@@ -33,7 +34,7 @@ fn sequences_that_give_window_blocks_back_draw_the_tokens_of_those_that_keep_all
 /// A world with blocks of four tokens and windows of ten.
 fn world(blocks: u32, windows: u32) -> World {
     let window = Some(WindowBlocks { window: 10, blocks: windows });
-    World::new(&roomy(), KvBlocks { blocks, window })
+    World::new(&roomy(), KvBlocks { window, ..blocks.into() })
 }
 
 fn windows_held(world: &World) -> u32 {
