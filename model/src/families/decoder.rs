@@ -185,8 +185,10 @@ pub(super) fn of_type(
     if fields.is_absent("layer_types") {
         return Ok((0..layers).map(or).collect());
     }
-    let wrong = || fields.wrong("layer_types", format!("{kind} or full_attention for each layer"));
-    let types = fields.get("layer_types").and_then(Value::as_array).ok_or_else(wrong)?;
+    let allowed = format!("{layers} entries, {kind} or full_attention for each layer");
+    let wrong = || fields.wrong("layer_types", allowed.clone());
+    let types = fields.get("layer_types").and_then(Value::as_array).filter(|types| types.len() == layers);
+    let types = types.ok_or_else(wrong)?;
     let has_window = |layer: usize| match types.get(layer).and_then(Value::as_str) {
         Some(of_layer) if of_layer == kind => Ok(true),
         Some("full_attention") => Ok(false),

@@ -216,6 +216,10 @@ fn layer_inputs(fields: &Fields<'_>, vocab_size: usize) -> Result<Option<LayerIn
 fn rotations(fields: &Fields<'_>, global: usize, local: usize) -> Result<Vec<Rotation>, LoadError> {
     let (empty, all) = (Map::new(), object(fields, "rope_parameters")?);
     let nested = Fields { file: fields.file, object: all.unwrap_or(&empty) };
+    let kinds = ["full_attention", "sliding_attention"];
+    if all.is_some_and(|all| kinds.iter().any(|kind| !all.contains_key(*kind))) {
+        return Err(fields.wrong("rope_parameters", format!("an object with {}", kinds.join(" and "))));
+    }
     let of = |kind, head_dim, theta| {
         let scaling = Fields { file: fields.file, object: object(&nested, kind)?.unwrap_or(&empty) };
         if scaling.get("rope_type").and_then(Value::as_str) == Some("proportional") {

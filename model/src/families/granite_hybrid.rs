@@ -23,7 +23,7 @@ const TAPS: usize = 4;
 
 pub fn granitemoehybrid(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let mut spec = Spec { names, ..granite::granite(fields)? };
-    if fields.get("position_embedding_type").and_then(Value::as_str) != Some("rope") {
+    if fields.one_of("position_embedding_type", &["rope", "nope"], Some("nope"))? == "nope" {
         spec.rotations = vec![Rotation::none(spec.attention.head_dim)];
     }
     let shared = fields.size("shared_intermediate_size", 1 << 20, Some(SHARED_INTERMEDIATE_SIZE))?;
@@ -48,8 +48,9 @@ pub fn granitemoehybrid(fields: &Fields<'_>) -> Result<Spec, LoadError> {
 fn with_state(fields: &Fields<'_>, layers: usize) -> Result<Vec<bool>, LoadError> {
     let given = ["layer_types", "layers_block_type"].into_iter().find(|field| !fields.is_absent(field));
     let Some(field) = given else { return Ok(vec![true; layers]) };
-    let wrong = || fields.wrong(field, "mamba or attention for each layer".into());
-    let types = fields.get(field).and_then(Value::as_array).ok_or_else(wrong)?;
+    let wrong = || fields.wrong(field, format!("{layers} entries, mamba or attention for each layer"));
+    let types = fields.get(field).and_then(Value::as_array).filter(|types| types.len() == layers);
+    let types = types.ok_or_else(wrong)?;
     let has_state = |layer: usize| match types.get(layer).and_then(Value::as_str) {
         Some("mamba" | "linear_attention") => Ok(true),
         Some("attention" | "full_attention") => Ok(false),

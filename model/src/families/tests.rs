@@ -64,6 +64,7 @@ fn layers_of_exaone4_rotate_if_they_have_a_window_or_none_has() {
     let letters = json!({"sliding_window_pattern": "LLG"});
     assert_eq!(layers(letters), [local, local, global, local, global], "the last has none");
     let types = ["full_attention", "sliding_attention"].map(|kind| [kind; 3]).concat();
+    let types = &types[..5];
     let listed = json!({"sliding_window_pattern": "LLLG", "layer_types": types});
     assert_eq!(layers(listed), [global, global, global, local, local]);
     assert_eq!(layers(json!({"sliding_window": null})), [(false, true); 5]);
@@ -355,6 +356,13 @@ fn what_a_family_lacks_is_refused_with_field_and_value() {
     refused("granitemoehybrid", "mamba_proj_bias", json!(true), &["true", "false"]);
     refused("granitemoehybrid", "time_step_limit", json!([0.0, 0.1]), &["0.1", "from 0 to infinity"]);
     refused("olmo3", "rope_parameters", json!(3), &["3", "object"]);
+    for family in ["qwen3_5_text", "lfm2", "olmo3"] {
+        refused(family, "layer_types", json!(vec!["full_attention"; 77]), &["full_attention", "entries"]);
+    }
+    refused("granitemoehybrid", "layer_types", json!(vec!["mamba"; 77]), &["mamba", "entries"]);
+    refused("granitemoehybrid", "position_embedding_type", json!("rop"), &["rop", "rope, nope"]);
+    let sliding_only = json!({"sliding_attention": {"rope_type": "default"}});
+    refused("gemma4_text", "rope_parameters", sliding_only, &["full_attention and sliding_attention"]);
     refused("seed_oss", "attention_out_bias", json!(1), &["attention_out_bias", "1"]);
 }
 

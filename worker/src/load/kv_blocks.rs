@@ -28,6 +28,13 @@ pub(super) fn kv_blocks(
         workers: u64::from(config.memory_sharers.max(1)) * u64::from(config.ranks.on_node()),
         beside: config.memory_beside,
     };
+    if state_bytes > 0 && given.is_some_and(|given| given < needs.least_kv_bytes) {
+        return Err(WorkerError::Setting {
+            setting: "kv_cache_memory_bytes",
+            got: given.unwrap_or_default(),
+            allowed: format!("{} or more: the states of one sequence and one block", needs.least_kv_bytes),
+        });
+    }
     let memory = skein_sys::memory_limit::of_this_process();
     memory.as_ref().map_or(Ok(()), |memory| needs.check(memory))?;
     let available = memory.as_ref().map(|memory| memory.available / needs.workers);

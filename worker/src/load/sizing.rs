@@ -83,7 +83,8 @@ pub(super) fn state_slots(config: &SchedulerConfig, bytes: u64, room: Room) -> (
     let share = room.available.unwrap_or(UNKNOWN_MEMORY) / 100 * MEMORY_SHARE_PERCENT;
     let all = room.given.unwrap_or(share.min(room.left));
     let seats = config.max_num_seqs.min(config.max_num_batched_tokens);
-    let wanted = u64::from(seats.saturating_mul(2).saturating_add(KEPT_STATES));
+    let kept = if config.enable_prefix_caching { seats.saturating_add(KEPT_STATES) } else { 0 };
+    let wanted = u64::from(seats.saturating_add(kept));
     let slots = wanted.min(all / 2 / bytes).max(1);
     if slots < u64::from(seats) {
         tracing::warn!(
@@ -246,6 +247,9 @@ mod tests {
         check(Some(100 << 20), (Some(50), 50));
         check(Some(1 << 10), (Some(1), 0));
         check(None, (Some(72), 300 - 72));
+        let alone = SchedulerConfig { enable_prefix_caching: false, ..config.clone() };
+        let room = Room { given: Some(1000 << 20), available: None, left: 0 };
+        assert_eq!(state_slots(&alone, 1 << 20, room).0, Some(4));
         let room = Room { given: None, available: None, left: 7 };
         let (slots, room) = state_slots(&config, 0, room);
         assert_eq!((slots, room.left), (None, 7));

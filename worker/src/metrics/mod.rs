@@ -75,6 +75,9 @@ const DEVICE: &str = "device";
 /// Value of `reason` for waiting sequences: a place, blocks or tokens of a step.
 const CAPACITY: &str = "capacity";
 
+/// Values of `use` for slots of states: free, with a cached state, held by sequences.
+const SLOT_USES: [&str; 3] = ["free", "cached", "held"];
+
 /// Values of `outcome`, in the order of [`Counts`](crate::streams::Counts).
 const OUTCOMES: [&str; 4] = ["completed", "errored", "cancelled", "handed_back"];
 
@@ -86,6 +89,12 @@ impl Metrics {
         registry.traces();
         let r = &registry;
         let phase = |name: &str, help: &str| r.histogram(name, help, buckets::REQUEST_LATENCY);
+        let state_slots = r.gauges(
+            "skein_worker_state_slots",
+            "Slots for states of recurrent layers, by what is in them.",
+            &["use"],
+        );
+        SLOT_USES.iter().for_each(|name| state_slots.with_label_values(&[name]).set(0));
         Self {
             running: r.gauge("vllm:num_requests_running", "Sequences that run."),
             waiting: r.gauge("vllm:num_requests_waiting", "Sequences that wait."),
@@ -97,11 +106,7 @@ impl Metrics {
             kv_usage: r.ratio("vllm:kv_cache_usage_perc", "Used part of the KV cache, from 0 to 1."),
             kv_blocks: r.gauge("skein_worker_kv_blocks", "Blocks of the KV cache."),
             free_blocks: r.gauge("skein_worker_free_blocks", "Blocks that a new request could get."),
-            state_slots: r.gauges(
-                "skein_worker_state_slots",
-                "Slots for states of recurrent layers, by what is in them.",
-                &["use"],
-            ),
+            state_slots,
             prefix_queries: r
                 .counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
             prefix_hits: r

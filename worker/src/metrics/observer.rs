@@ -10,7 +10,7 @@ use skein_proto::finish::FinishReason;
 use skein_proto::load::Load;
 
 use super::phases::{Phases, Times};
-use super::{CAPACITY, DEVICE, Metrics, OUTCOMES, POSITIONS, SOURCES};
+use super::{CAPACITY, DEVICE, Metrics, OUTCOMES, POSITIONS, SLOT_USES, SOURCES};
 use crate::kv_cache::StateCounts;
 use crate::scheduler::{NewRequest, Note, RequestEvent, RequestKey};
 use crate::streams::Counts;
@@ -139,8 +139,8 @@ impl Observer {
         let blocks = metrics.kv_blocks.get() as f64;
         metrics.kv_usage.set(if blocks > 0.0 { 1.0 - f64::from(load.free_blocks) / blocks } else { 0.0 });
         if let Some(StateCounts { free, cached, held }) = states {
-            for (what, slots) in [("free", free), ("cached", cached), ("held", held)] {
-                metrics.state_slots.with_label_values(&[what]).set(slots.into());
+            for (name, slots) in SLOT_USES.iter().zip([free, cached, held]) {
+                metrics.state_slots.with_label_values(&[name]).set(slots.into());
             }
         }
         raise(&metrics.preemptions, preemptions);
