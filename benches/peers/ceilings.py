@@ -11,6 +11,13 @@ LAYER_BITS = {16: 16.0, 8: 8.5, 4: 4.5}
 Q6_K_BITS, Q6_K_GROUP = 6.5625, 256
 
 
+def delta_columns(config: dict) -> int:
+    """Outputs of the products of a gated delta rule, and inputs of its last one."""
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    heads = config["linear_num_value_heads"]
+    return 2 * keys + 3 * heads * config["linear_value_head_dim"] + 2 * heads
+
+
 class Shape:
     """Sizes of a model directory: vocabulary, and weights in the layers apart from experts, in all experts,
     and in the head, tied or not."""
@@ -21,12 +28,19 @@ class Shape:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         kv_size = config["num_key_value_heads"] * config.get("head_dim", hidden // heads)
         attention = 2 * hidden * config.get("head_dim", hidden // heads) * heads + 2 * hidden * kv_size
+        attending, of_states = config["num_hidden_layers"], 0
+        if "linear_num_key_heads" in config:
+            attention += hidden * config["head_dim"] * heads  # the gate of the output
+            of_states = hidden * delta_columns(config)
+            attending = config["layer_types"].count("full_attention")
         self.vocab_size, self.hidden = config["vocab_size"], hidden
         layers, feed_forward = config["num_hidden_layers"], 3 * hidden * config["intermediate_size"]
         experts = config.get("num_experts", 0)
         self.chosen = config["num_experts_per_tok"] / experts if experts else 0.0
         self.experts = layers * experts * feed_forward
-        self.layers = layers * (attention + (experts * hidden if experts else feed_forward))
+        shared = 3 * hidden * config.get("shared_expert_intermediate_size", 0)
+        self.layers = layers * (experts * hidden + shared if experts else feed_forward)
+        self.layers += attending * attention + (layers - attending) * of_states
         self.head = self.vocab_size * hidden
 
     def read_share(self, tokens: int) -> float:

@@ -48,12 +48,19 @@ pub struct Extras {
     pub output: Option<std::path::PathBuf>,
     /// Address to listen at; `None` = a free port on loopback.
     pub listen: Option<SocketAddr>,
+    /// Directory of a model with the shipped one's tokenizer, served under its name; `None` = the shipped one.
+    pub model: Option<String>,
 }
 
 impl Extras {
     /// Only additional flags.
     pub fn flags(flags: &[&str]) -> Self {
         Self { flags: flags.iter().map(|&flag| flag.to_owned()).collect(), ..Self::default() }
+    }
+
+    fn name(&self) -> Vec<String> {
+        let named = || vec!["--served-model-name".to_owned(), "skein-7m".to_owned()];
+        self.model.as_ref().map(|_| named()).unwrap_or_default()
     }
 }
 
@@ -71,7 +78,8 @@ impl Worker {
     /// Starts a worker; does not wait until it is ready.
     pub fn spawn(binary: &str, extras: &Extras) -> Self {
         let address = extras.listen.unwrap_or_else(lasting_address);
-        let mut arguments = vec!["worker".to_owned(), model()];
+        let mut arguments = vec!["worker".to_owned(), model(extras)];
+        arguments.extend(extras.name());
         arguments.extend(["--listen".into(), address.to_string(), "--threads".into(), "1".into()]);
         let process = start("worker", binary, arguments, extras);
         Self { process, address, has_log: extras.output.is_none() }
@@ -141,7 +149,8 @@ impl Front {
 
     fn spawn(command: &str, list: &str, binary: &str, peers: &[SocketAddr], extras: &Extras) -> Self {
         let address = extras.listen.unwrap_or_else(lasting_address);
-        let mut arguments = vec![command.to_owned(), model(), "--log-format".into(), "json".into()];
+        let mut arguments = vec![command.to_owned(), model(extras), "--log-format".into(), "json".into()];
+        arguments.extend(extras.name());
         arguments.extend(["--host".into(), address.ip().to_string()]);
         arguments.extend(["--port".into(), address.port().to_string()]);
         if !peers.is_empty() {
@@ -171,8 +180,8 @@ impl Front {
     }
 }
 
-fn model() -> String {
-    shipped_model().display().to_string()
+fn model(extras: &Extras) -> String {
+    extras.model.clone().unwrap_or_else(|| shipped_model().display().to_string())
 }
 
 fn start(name: &str, binary: &str, mut arguments: Vec<String>, extras: &Extras) -> Process {

@@ -2,6 +2,7 @@
 //! `skein gpu-check`. Knows the worker's list of tensors, and no worker.
 
 mod adapters;
+mod configuration;
 mod dtype;
 mod error;
 mod outliers;

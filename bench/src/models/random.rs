@@ -11,11 +11,12 @@ use skein_model::spec::Spec;
 use skein_model::tensors::{self, Kind, Tensor};
 use skein_node::random::SplitMix64;
 
+use super::configuration::{config, generation_config};
 use super::dtype::Dtype;
 use super::error::MakeModelError;
 use super::outliers::Outliers;
 use super::quantised_form::QuantisedForm;
-use super::shapes::{ModelShape, config, generation_config};
+use super::shapes::ModelShape;
 
 /// Spread of the weights: a uniform distribution of this half-width has the usual 0.02 standard deviation.
 const HALF_WIDTH: f32 = 0.034_641;
@@ -347,6 +348,9 @@ mod tests {
         assert_eq!(parameters("qwen3-4b"), 4_022_468_096);
         assert_eq!(parameters("olmoe-1b-7b"), 6_919_161_856);
         assert_eq!(parameters("gemma-3-1b"), 999_885_952);
+        assert_eq!(parameters("qwen3.5-0.8b"), 752_393_024);
+        assert_eq!(parameters("qwen3.5-4b"), 4_205_751_296);
+        assert_eq!(parameters("qwen3.5-35b-a3b"), 34_660_610_688);
         assert_eq!(parameters("llama-3.1-70b"), 70_553_706_496);
     }
 }

@@ -1,8 +1,4 @@
-//! Shapes of known models, and the configuration that describes each.
-
-use serde_json::{Value, json};
-
-use super::dtype::Dtype;
+//! Shapes of known models.
 
 /// Architectural parameters that determine a model's size and speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,6 +22,8 @@ pub struct ModelShape {
     pub experts: Option<(usize, usize)>,
     /// Window of five of six layers, in tokens.
     pub window: Option<usize>,
+    /// Heads of keys and of values, each of 128, in three of four layers: a gated delta rule instead of attention.
+    pub delta: Option<(usize, usize)>,
 }
 
 const LLAMA: ModelShape = ModelShape {
@@ -45,6 +43,7 @@ const LLAMA: ModelShape = ModelShape {
     qkv_bias: false,
     experts: None,
     window: None,
+    delta: None,
 };
 
 const LLAMA3: ModelShape = ModelShape {
@@ -68,11 +67,29 @@ const QWEN3: ModelShape = ModelShape {
     ..LLAMA
 };
 
+const QWEN3_5: ModelShape = ModelShape {
+    model_type: "qwen3_5_text",
+    head_dim: 256,
+    vocab_size: 248_320,
+    max_position_embeddings: 262_144,
+    rope_theta: 10_000_000.0,
+    tied: true,
+    ..LLAMA
+};
+
 /// Models that can be created: tiny ones for tests, the others as published.
 pub const SHAPES: &[ModelShape] = &[
     LLAMA,
     ModelShape { name: "tiny-qwen2", model_type: "qwen2", tied: true, qkv_bias: true, ..LLAMA },
     ModelShape { name: "tiny-qwen3", model_type: "qwen3", ..LLAMA },
+    ModelShape {
+        name: "tiny-qwen3.5",
+        model_type: "qwen3_5_text",
+        num_hidden_layers: 4,
+        max_position_embeddings: 4096,
+        delta: Some((2, 4)),
+        ..LLAMA
+    },
     ModelShape {
         name: "smollm2-135m",
         hidden_size: 576,
@@ -168,6 +185,37 @@ pub const SHAPES: &[ModelShape] = &[
         ..LLAMA
     },
     ModelShape {
+        name: "qwen3.5-0.8b",
+        hidden_size: 1024,
+        intermediate_size: 3584,
+        num_hidden_layers: 24,
+        num_attention_heads: 8,
+        delta: Some((16, 16)),
+        ..QWEN3_5
+    },
+    ModelShape {
+        name: "qwen3.5-4b",
+        hidden_size: 2560,
+        intermediate_size: 9216,
+        num_hidden_layers: 32,
+        num_attention_heads: 16,
+        num_key_value_heads: 4,
+        delta: Some((16, 32)),
+        ..QWEN3_5
+    },
+    ModelShape {
+        name: "qwen3.5-35b-a3b",
+        model_type: "qwen3_5_moe_text",
+        hidden_size: 2048,
+        intermediate_size: 512,
+        num_hidden_layers: 40,
+        num_attention_heads: 16,
+        tied: false,
+        experts: Some((256, 8)),
+        delta: Some((16, 32)),
+        ..QWEN3_5
+    },
+    ModelShape {
         name: "llama-3.1-70b",
         hidden_size: 8192,
         intermediate_size: 28_672,
@@ -176,59 +224,3 @@ pub const SHAPES: &[ModelShape] = &[
         ..LLAMA3
     },
 ];
-
-/// `config.json` of a model of `shape` with weights of `dtype`.
-pub(super) fn config(shape: &ModelShape, dtype: Dtype) -> Value {
-    let architecture = match shape.model_type {
-        "qwen2" => "Qwen2ForCausalLM",
-        "qwen3" => "Qwen3ForCausalLM",
-        "olmoe" => "OlmoeForCausalLM",
-        "gemma3_text" => "Gemma3ForCausalLM",
-        _ => "LlamaForCausalLM",
-    };
-    let mut config = json!({
-        "architectures": [architecture],
-        "model_type": shape.model_type,
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_hidden_layers,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": shape.max_position_embeddings,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": shape.rope_theta,
-        "tie_word_embeddings": shape.tied,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "torch_dtype": dtype.names().1,
-    });
-    if shape.llama3_rope {
-        let factor = if shape.hidden_size == 2048 { 32.0 } else { 8.0 };
-        config["rope_scaling"] = json!({
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        });
-    }
-    if let Some(window) = shape.window {
-        (config["sliding_window"], config["sliding_window_pattern"]) = (json!(window), json!(6));
-        (config["rope_local_base_freq"], config["query_pre_attn_scalar"]) =
-            (json!(10_000.0), json!(shape.head_dim));
-        config["hidden_activation"] = json!("gelu_pytorch_tanh");
-    }
-    if let Some((count, per_token)) = shape.experts {
-        (config["num_experts"], config["num_experts_per_tok"]) = (json!(count), json!(per_token));
-        config["norm_topk_prob"] = json!(false);
-    }
-    config
-}
-
-/// `generation_config.json` of every model.
-pub(super) fn generation_config() -> Value {
-    json!({"bos_token_id": 0, "eos_token_id": 1, "do_sample": false})
-}

@@ -15,6 +15,9 @@ const ABOUT: &str = "Breaks a cluster of real processes under load and compares 
 Times are for two cores and a release build of skein. Ends with 0 when nothing was lost, repeated or altered, no request
 failed, and all bounds held; with 1 otherwise. TEST_CHAOS_LOGS names a directory for the logs of all processes.";
 
+/// Scenarios that can serve another model than the shipped one.
+const TAKES_MODEL: [&str; 4] = ["worker-kill", "router-kill", "wedge", "rolling"];
+
 fn main() -> ExitCode {
     let matches = command().get_matches();
     let Some((name, arguments)) = matches.subcommand() else { return ExitCode::FAILURE };
@@ -69,6 +72,12 @@ fn command() -> Command {
                 .arg(number("outage-s", "Length of the etcd outage in seconds"))
                 .arg(number("gap-p99-ms", "Limit for the 99th percentile of gaps of streams that were hit"))
                 .arg(number("silence-ms", "Limit for the longest silence of any stream that was hit"))
+                .args(TAKES_MODEL.contains(&scenario.name).then(|| {
+                    Arg::new("model")
+                        .long("model")
+                        .value_name("DIR")
+                        .help("Serve this model, with the shipped one's tokenizer (skein-dev make-model)")
+                }))
                 .arg(flags("front-flags", "More flags for routers and gateways, as one word"))
                 .arg(flags("worker-flags", "More flags for workers, as one word")),
         );
@@ -94,6 +103,7 @@ fn plan(name: &str, arguments: &ArgMatches) -> Plan {
     plan.outage = number("outage-s").map_or(plan.outage, Duration::from_secs);
     plan.gap_p99 = number("gap-p99-ms").map(Duration::from_millis).or(plan.gap_p99);
     plan.silence = number("silence-ms").map(Duration::from_millis).or(plan.silence);
+    plan.model = arguments.try_get_one::<String>("model").ok().flatten().cloned();
     plan.front_flags.extend(words("front-flags").into_iter().flatten().map(str::to_owned));
     plan.worker_flags.extend(words("worker-flags").into_iter().flatten().map(str::to_owned));
     plan

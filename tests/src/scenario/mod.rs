@@ -33,11 +33,11 @@ use crate::seeded::SeededRng;
 
 impl Plan {
     fn front_extras(&self) -> Extras {
-        Extras { flags: self.front_flags.clone(), ..Extras::default() }
+        Extras { flags: self.front_flags.clone(), model: self.model.clone(), ..Extras::default() }
     }
 
     fn worker_extras(&self) -> Extras {
-        Extras { flags: self.worker_flags.clone(), ..Extras::default() }
+        Extras { flags: self.worker_flags.clone(), model: self.model.clone(), ..Extras::default() }
     }
 
     /// Whether the fault strikes once more after `rounds`: as planned, and then until it has hit a stream. A

@@ -38,6 +38,8 @@ pub struct Plan {
     pub front_flags: Vec<String>,
     /// Additional flags for workers.
     pub worker_flags: Vec<String>,
+    /// As in [`crate::nodes::Extras::model`]; read where workers and routers are processes of their own.
+    pub model: Option<String>,
     /// Adapters that requests use in turn with the model alone.
     pub adapters: Vec<String>,
 }
@@ -62,6 +64,7 @@ impl Plan {
             silence: None,
             front_flags: Vec::new(),
             worker_flags: Vec::new(),
+            model: None,
             adapters: Vec::new(),
         }
     }
