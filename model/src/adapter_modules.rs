@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 pub(super) const PREFIX: &str = "base_model.model.";
 /// Ends of the tensors of a pair.
 const PAIR: [&str; 2] = [".lora_A.weight", ".lora_B.weight"];
-/// Names that the text model has in models that also take images, and those that it has alone.
-const TEXT_MODELS: [(&str, &str); 4] = [
+/// Names that the text model has in models that also take images, or that publishers gave it, and those that
+/// it has alone.
+const TEXT_MODELS: [(&str, &str); 5] = [
+    ("backbone.", "model."),
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.", ""),

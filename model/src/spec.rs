@@ -213,8 +213,15 @@ pub struct LayerSpec {
     pub rotation: usize,
     /// Earlier layer of the same shape and window whose keys and values it reads, instead of its own.
     pub cache_of: Option<usize>,
-    /// Feed-forward network of the layer.
+    /// Feed-forward network of the layer; see [`FeedForwardSpec::NONE`].
     pub feed_forward: FeedForwardSpec,
+}
+
+impl LayerSpec {
+    /// Whether it writes keys and values, or a state.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.mixer != Mixer::None && self.cache_of.is_none()
+    }
 }
 
 /// Factor of a layer's queries, `1 + scale * ln(1 + floor((position + 1) / every))` (Nakanishi 2025).
@@ -234,12 +241,23 @@ pub struct FeedForwardSpec {
     pub activation: Gate,
     /// Whether the network has a gate.
     pub is_gated: bool,
-    /// Outputs of gate and up.
+    /// Outputs of gate and up; 0 if there is no network.
     pub inner_size: usize,
     /// Whether its matrices have biases.
     pub has_bias: bool,
     /// Mixture of such networks, of which each row uses some; `None` = a single network.
     pub experts: Option<ExpertsSpec>,
+}
+
+impl FeedForwardSpec {
+    /// That of a layer which has only a mixer.
+    pub const NONE: Self =
+        Self { activation: Gate::Silu, is_gated: false, inner_size: 0, has_bias: false, experts: None };
+
+    /// Whether there is a network.
+    pub fn exists(&self) -> bool {
+        self.inner_size > 0
+    }
 }
 
 /// Sparse mixture of feed-forward networks (Shazeer et al. 2017).

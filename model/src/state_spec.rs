@@ -9,6 +9,8 @@ pub enum Mixer {
     Attention,
     /// A recurrent state of fixed size, as [`StateSpec`] says.
     State,
+    /// Nothing: the layer has only a feed-forward network.
+    None,
 }
 
 /// The states of a model, all of one kind. Ranks divide a state into its units: a rank has some of them with
