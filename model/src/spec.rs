@@ -275,6 +275,9 @@ pub struct ExpertsSpec {
     pub fused: Fused,
     /// Shared network that all rows use besides their experts.
     pub shared: Option<SharedSpec>,
+    /// Width of the projection of a row that experts read, and of what they add up to before it is projected
+    /// back; `None` = they read and write whole rows. The router and the shared network read whole rows.
+    pub latent: Option<usize>,
     /// Whether router, experts and shared network each have a norm of their inputs, and experts and shared
     /// network one of their outputs. The chosen experts' weights are multiplied by a factor each, and the
     /// router's norm has the factor `hidden_size^-0.5`.
@@ -462,6 +465,12 @@ impl Spec {
     /// The longest window of any layer; `None` if no layer has one.
     pub fn longest_window(&self) -> Option<u32> {
         self.layers.iter().filter_map(|layer| layer.window).max()
+    }
+
+    /// Width of the widest expert's inputs and outputs; 0 without experts.
+    pub(crate) fn expert_width(&self) -> usize {
+        let experts = self.layers.iter().filter_map(|layer| layer.feed_forward.experts);
+        experts.map(|experts| experts.latent.unwrap_or(self.hidden_size)).max().unwrap_or_default()
     }
 
     /// Most experts in a layer, and most per row; both 0 without experts.

@@ -354,6 +354,10 @@ MODELS |= {
             "linear_attention", "mlp"], "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 1,
         "moe_intermediate_size": 48, "moe_shared_expert_intermediate_size": 56, "n_group": 3, "topk_group": 2, "norm_topk_prob": True,
         "routed_scaling_factor": 2.5, "moe_latent_size": None, "num_nextn_predict_layers": 0}),
+    "nemotron-h-latent": ("float16", 1, NEMOTRON_H | {"hybrid_override_pattern": "ME*ME", "num_hidden_layers": 5, "mamba_num_heads": 4,
+        "mamba_head_dim": 24, "n_groups": 1, "conv_kernel": 4, "use_conv_bias": True, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_shared_experts": 1, "moe_intermediate_size": 48, "moe_shared_expert_intermediate_size": 72, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": False, "routed_scaling_factor": 1.2, "moe_latent_size": 40}),
 }
 
 # Models whose checkpoints have a tensor per expert, with these names of block, gate, up and down; other
@@ -365,7 +369,7 @@ APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp",
          "ernie4-5-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "minimax-m2": ("block_sparse_moe", "w1", "w3", "w2"),
          "glm4-moe-lite": ("mlp", "gate_proj", "up_proj", "down_proj"),
          "qwen3-next": ("mlp", "gate_proj", "up_proj", "down_proj"), "lfm2-moe": ("feed_forward", "w1", "w3", "w2"),
-         "nemotron-h-moe": ("mixer", None, "up_proj", "down_proj")}
+         "nemotron-h-moe": ("mixer", None, "up_proj", "down_proj"), "nemotron-h-latent": ("mixer", None, "up_proj", "down_proj")}
 
 # Replacements in tensor names, for models whose publisher's names differ from those of version 5.
 RENAMED = {"granite-moe": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
@@ -375,7 +379,7 @@ RENAMED = {"granite-moe": {"experts.gate_up_proj": "input_linear.weight", "exper
            "ernie4-5-moe": {"mlp.gate.moe_statics.": "mlp.moe_statics."},
            "minimax-m2": {".mlp.e_score_": ".block_sparse_moe.e_score_"},
            "qwen3-5-v5": {"model.": "model.language_model."},
-           "nemotron-h": {"model.": "backbone."}, "nemotron-h-moe": {"model.": "backbone."}}
+           "nemotron-h": {"model.": "backbone."}, "nemotron-h-moe": {"model.": "backbone."}, "nemotron-h-latent": {"model.": "backbone."}}
 
 # Ends of the tensors that these models' publishers keep in 32 bits.
 IN_32_BITS = {"ernie4-5-moe": ("mlp.gate.weight", "e_score_correction_bias")}

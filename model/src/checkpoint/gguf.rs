@@ -123,6 +123,8 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::Gate => &["ffn_gate"],
         Role::Up => &["ffn_up"],
         Role::Down => &["ffn_down"],
+        Role::ExpertLatent => &["ffn_latent_down"],
+        Role::ExpertLatentOutput => &["ffn_latent_up"],
         Role::ExpertGate => &["ffn_gate_exps"],
         Role::ExpertUp => &["ffn_up_exps"],
         Role::ExpertDown => &["ffn_down_exps"],

@@ -261,6 +261,7 @@ pub(super) fn experts_in(
         has_bias: false,
         fused,
         shared: None,
+        latent: None,
         has_own_norms: false,
     })
 }

@@ -159,14 +159,14 @@ fn experts(fields: &Fields<'_>, dense: FeedForwardSpec) -> Result<FeedForwardSpe
     if fields.count("n_shared_experts", 1024, 1)? != 1 {
         return Err(fields.wrong("n_shared_experts", "1".into()));
     }
-    if !fields.is_absent("moe_latent_size") {
-        return Err(fields.wrong("moe_latent_size", "null".into()));
-    }
+    let latent = "moe_latent_size";
+    let latent = (!fields.is_absent(latent)).then(|| fields.size(latent, 1 << 17, None)).transpose()?;
     let inner_size = fields.size("moe_intermediate_size", 1 << 20, Some(EXPERT_INTERMEDIATE_SIZE))?;
     let shared = "moe_shared_expert_intermediate_size";
     let shared = fields.size(shared, 1 << 20, Some(EXPERT_INTERMEDIATE_SIZE))?;
     let experts = ExpertsSpec {
         shared: Some(SharedSpec { inner_size: shared, is_weighted: false }),
+        latent,
         ..grouped_experts(fields, inner_size, EXPERTS)?
     };
     Ok(FeedForwardSpec { inner_size, experts: Some(experts), ..dense })
@@ -213,6 +213,8 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::Down => &["mixer.down_proj"],
         Role::Router => &["mixer.gate"],
         Role::RouterCorrection => &["mixer.gate.e_score_correction_bias"],
+        Role::ExpertLatent => &["mixer.fc1_latent_proj"],
+        Role::ExpertLatentOutput => &["mixer.fc2_latent_proj"],
         Role::ExpertUp => &["mixer.experts.{}.up_proj", "mixer.experts.up_proj"],
         Role::ExpertDown => &["mixer.experts.{}.down_proj", "mixer.experts.down_proj"],
         Role::SharedUp => &["mixer.shared_experts.up_proj"],

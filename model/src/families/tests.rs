@@ -282,6 +282,12 @@ fn layers_of_nemotron_h_have_a_mixer_or_a_network() {
     assert_eq!((experts.count, experts.routing.per_token, experts.routing.scale), (8, 2, 2.5));
     assert!(experts.has_correction && experts.routing.score == Score::Sigmoid);
     assert_eq!(experts.shared.map(|shared| (shared.inner_size, shared.is_weighted)), Some((7688, false)));
+    let latent = nemotron(json!({"moe_latent_size": 24}));
+    let shape =
+        |spec: &Spec, role| tensors::all(spec).into_iter().find(|it| it.role == role).map(|it| it.shape());
+    assert_eq!(shape(&spec, Role::ExpertLatent), None);
+    assert_eq!(shape(&latent, Role::ExpertLatent), Some(vec![24, 64]));
+    assert_eq!(shape(&latent, Role::ExpertDown), Some(vec![24, 7688]));
     let Some(StateSpec::Space(space)) = spec.state else { panic!("{:?} is a state space", spec.state) };
     let SpaceSpec { groups, heads, state_dim, head_dim, taps, has_taps_bias, .. } = space;
     assert_eq!((groups, heads, state_dim, head_dim, taps, has_taps_bias), (8, 8, 128, 64, 4, true));
@@ -432,6 +438,7 @@ fn what_a_family_lacks_is_refused_with_field_and_value() {
     }
     nemotron("mlp_bias", json!(true), &["mlp_bias", "with experts"]);
     nemotron("mlp_hidden_act", json!("silu"), &["silu", "relu2"]);
+    nemotron("moe_latent_size", json!(0), &["moe_latent_size", "0", "from 1"]);
     nemotron("n_shared_experts", json!(2), &["n_shared_experts", "2"]);
     nemotron("sliding_window", json!(16), &["sliding_window", "16", "null"]);
     nemotron("n_groups", json!(3), &["3", "a divisor of mamba_num_heads, 128"]);

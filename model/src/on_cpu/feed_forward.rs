@@ -44,9 +44,11 @@ struct Experts {
     /// Router logits, `[rows, experts]`.
     logits: Aligned<f32>,
     choices: Choices,
-    /// Gathered inputs, `[pairs, hidden]`.
+    /// Projections that the experts read, and then their sums, `[rows, latent]`, if they read no whole rows.
+    latents: Aligned<f32>,
+    /// Gathered inputs, `[pairs, width]`.
     input: Input,
-    /// Outputs of the experts, `[pairs, hidden]`.
+    /// Outputs of the experts, `[pairs, width]`.
     outputs: Aligned<f32>,
     /// Sum of the parts' normalised outputs, `[rows, hidden]`, if they have norms.
     total: Aligned<f32>,
@@ -54,17 +56,18 @@ struct Experts {
 
 impl Inner {
     pub fn grow(&mut self, spec: &Spec, rows: usize) {
-        let [up, logits, outputs, experts_rows, total] = Self::lens(spec, rows);
+        let [up, logits, latents, outputs, experts_rows, total] = Self::lens(spec, rows);
         self.up.grow(up);
         self.experts.logits.grow(logits);
+        self.experts.latents.grow(latents);
         self.experts.outputs.grow(outputs);
         self.experts.rows.grow(experts_rows);
         self.experts.total.grow(total);
     }
 
-    /// Buffer lengths for steps of `rows` rows: an ungated network's, then experts' logits, outputs and
-    /// inputs, and the sum of normalised outputs.
-    pub fn lens(spec: &Spec, rows: usize) -> [usize; 5] {
+    /// Buffer lengths for steps of `rows` rows: an ungated network's, then experts' logits, latents, outputs
+    /// and inputs, and the sum of normalised outputs.
+    pub fn lens(spec: &Spec, rows: usize) -> [usize; 6] {
         let plain = spec.layers.iter().map(|layer| layer.feed_forward).filter(|network| !network.is_gated);
         let plain = plain.map(|network| match network.experts {
             None => network.inner_size,
@@ -78,7 +81,10 @@ impl Inner {
         let inputs = if experts > 0 { spec.hidden_size } else { 0 };
         let has_own_norms = |layer: &LayerSpec| layer.feed_forward.experts.is_some_and(|it| it.has_own_norms);
         let total = if spec.layers.iter().any(has_own_norms) { spec.hidden_size } else { 0 };
-        [plain, experts, per_token * spec.hidden_size, inputs, total].map(|width| rows * width)
+        let latent = |layer: &LayerSpec| layer.feed_forward.experts.and_then(|experts| experts.latent);
+        let latents = spec.layers.iter().filter_map(latent).max().unwrap_or_default();
+        let outputs = per_token * spec.expert_width();
+        [plain, experts, latents, outputs, inputs, total].map(|width| rows * width)
     }
 
     /// The input of the down projection before it was encoded, `[rows, inner]`, if an adapter changes the
@@ -89,8 +95,8 @@ impl Inner {
 
     /// Number of allocated values.
     pub fn len(&self) -> usize {
-        let Experts { logits, outputs, rows, total, .. } = &self.experts;
-        [&self.up, logits, outputs, rows, total].map(|values| values.len()).iter().sum()
+        let Experts { logits, latents, outputs, rows, total, .. } = &self.experts;
+        [&self.up, logits, latents, outputs, rows, total].map(|values| values.len()).iter().sum()
     }
 }
 
@@ -261,7 +267,6 @@ impl Mixture<'_> {
         capture: &mut Capture,
         exchange: Exchange<'_>,
     ) -> Result<(), Lost> {
-        let hidden = self.model.spec.hidden_size;
         if let Some(norms) = &self.weights.own_norms {
             self.route(cpu, x, Some(&norms.router), buffers, capture);
             let Experts { normalised, choices, .. } = &mut buffers.experts;
@@ -273,8 +278,7 @@ impl Mixture<'_> {
         }
         self.route(cpu, x, self.norm, buffers, capture);
         self.run_experts(cpu, x.len(), inner, buffers, capture, exchange)?;
-        let Experts { choices, outputs, .. } = &mut buffers.experts;
-        choices.add_outputs(cpu, &outputs[..choices.pairs() * hidden], hidden, x);
+        self.add_outputs(cpu, x, &mut buffers.experts);
         self.add_shared(cpu, x, inner, buffers, capture);
         Ok(())
     }
@@ -298,6 +302,27 @@ impl Mixture<'_> {
         choices.route(cpu, logits, count, routing, correction.as_deref());
     }
 
+    /// Width of what an expert reads and writes.
+    fn width(&self) -> usize {
+        self.experts.latent.unwrap_or(self.model.spec.hidden_size)
+    }
+
+    /// Adds the sum of the experts' outputs to `x`, projected if they read projections.
+    fn add_outputs(&self, cpu: &mut Cpu, x: &mut [f32], buffers: &mut Experts) {
+        let Experts { latents, choices, input, outputs, .. } = buffers;
+        let width = self.width();
+        let outputs = &outputs[..choices.pairs() * width];
+        let Some((_, output)) = &self.weights.latent else {
+            return choices.add_outputs(cpu, outputs, width, x);
+        };
+        let sum = &mut latents[..x.len() / self.model.spec.hidden_size * width];
+        sum.fill(0.0);
+        choices.add_outputs(cpu, outputs, width, sum);
+        let encoding = self.model.encoding(&[output.linear()], input);
+        input.set(cpu, encoding, sum, width);
+        matmul(cpu, input, &[output.linear()], x, Write::Add);
+    }
+
     /// Sets `outputs` to what all ranks' experts make of `normalised`, `values` values, and `rows` to that.
     fn run_experts(
         &self,
@@ -308,11 +333,22 @@ impl Mixture<'_> {
         capture: &mut Capture,
         exchange: Exchange<'_>,
     ) -> Result<(), Lost> {
-        let Inner { up, experts: Experts { normalised, rows, choices, input, outputs, .. }, .. } = buffers;
-        let (hidden, networks) = (self.model.spec.hidden_size, &self.weights.networks);
+        let Inner { up, experts, .. } = buffers;
+        let Experts { normalised, rows, latents, choices, input, outputs, .. } = experts;
+        let (hidden, networks, width) = (self.model.spec.hidden_size, &self.weights.networks, self.width());
         let rows = &mut rows[..values];
         normalised.copy_to(rows);
-        let outputs = &mut outputs[..choices.pairs() * hidden];
+        let read: &[f32] = match &self.weights.latent {
+            None => rows,
+            Some((latent, _)) => {
+                let encoding = self.model.encoding(&[latent.linear()], input);
+                input.set(cpu, encoding, rows, hidden);
+                let latents = &mut latents[..values / hidden * width];
+                matmul(cpu, input, &[latent.linear()], latents, Write::Set);
+                latents
+            }
+        };
+        let outputs = &mut outputs[..choices.pairs() * width];
         let own = choices.chosen().filter(|(expert, _)| networks[*expert].is_some());
         let chosen: Vec<(usize, Range<usize>)> = own.collect();
         // A single run, unless other ranks' experts lie between, or the checkpoint stores experts in several
@@ -325,8 +361,8 @@ impl Mixture<'_> {
             let (of_run, first) = (choices.rows(start..end), self.network(run[0].0));
             let encoding = self.model.encoding(&first.inputs(), input);
             let of_inner = self.model.encoding(&[first.down.linear()], inner);
-            input.fill(cpu, encoding, of_run.len(), hidden, |i, to| {
-                to.copy_from_slice(&rows[of_run[i] as usize * hidden..][..hidden]);
+            input.fill(cpu, encoding, of_run.len(), width, |i, to| {
+                to.copy_from_slice(&read[of_run[i] as usize * width..][..width]);
                 let factor = choices.factor(start + i);
                 if factor != 1.0 {
                     to.iter_mut().for_each(|to| *to *= factor);
@@ -346,12 +382,12 @@ impl Mixture<'_> {
             }
             capture.take_of_experts(Product::Down, inner, places());
             let down = places().map(|(expert, place)| (place, self.network(expert).down.linear()));
-            let outputs = &mut outputs[start * hidden..end * hidden];
+            let outputs = &mut outputs[start * width..end * width];
             grouped_matmul(cpu, inner, &down.collect::<Vec<_>>(), outputs);
         }
         let Exchange { shared, ranks } = exchange;
         if ranks.count() > 1 {
-            shared.expert_outputs(ranks, &self.model.shard.experts, choices, outputs, hidden)?;
+            shared.expert_outputs(ranks, &self.model.shard.experts, choices, outputs, width)?;
         }
         Ok(())
     }

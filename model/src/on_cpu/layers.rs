@@ -139,6 +139,9 @@ pub(super) struct Mixture {
     pub router: Projection,
     /// Correction added to the experts' scores before the choice.
     pub correction: Option<Vec<f32>>,
+    /// Projections to what experts read and from what they add up to, if they read no whole rows; complete on
+    /// every rank.
+    pub latent: Option<(Projection, Projection)>,
     /// Experts on this rank.
     pub networks: Vec<Option<NetworkWeights>>,
     /// Shared network and the projection for its weight; complete on every rank.
@@ -397,9 +400,10 @@ impl Mixture {
             let network = NetworkWeights { gate, up: take(Role::SharedUp), down: take(Role::SharedDown) };
             (network, shared.is_weighted.then(|| take(Role::SharedRouter)))
         });
+        let latent = spec.latent.map(|_| (take(Role::ExpertLatent), take(Role::ExpertLatentOutput)));
         let router = take(Role::Router);
         let correction = parts.vector(layer, Role::RouterCorrection);
-        Self { router, networks, shared, correction, own_norms: None }
+        Self { router, latent, networks, shared, correction, own_norms: None }
     }
 }
 

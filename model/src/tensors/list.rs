@@ -247,11 +247,17 @@ impl<'a> List<'a> {
                 self.norm(Role::ExpertOutputNorm, hidden);
             }
             self.product(Product::Router, &[Part::new(Role::Router, experts.count)], hidden, has_bias);
+            if let Some(latent) = experts.latent {
+                self.product(Product::ExpertLatent, &[Part::new(Role::ExpertLatent, latent)], hidden, false);
+                let output = [Part::new(Role::ExpertLatentOutput, hidden)];
+                self.product(Product::ExpertLatentOutput, &output, latent, false);
+            }
+            let width = experts.latent.unwrap_or(hidden);
             for expert in 0..experts.count {
                 self.expert = Some(expert);
                 let inputs = [Role::ExpertGate, Role::ExpertUp].map(|role| Part::new(role, inner));
-                self.product(Product::GateUp, network.inputs_of(&inputs), hidden, has_bias);
-                self.product(Product::Down, &[Part::new(Role::ExpertDown, hidden)], inner, has_bias);
+                self.product(Product::GateUp, network.inputs_of(&inputs), width, has_bias);
+                self.product(Product::Down, &[Part::new(Role::ExpertDown, width)], inner, has_bias);
             }
             self.expert = None;
             self.beside_experts(network, experts);

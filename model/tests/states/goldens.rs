@@ -9,7 +9,7 @@ use crate::instance::{Chunk, EXACT, Instance};
 
 /// Largest difference of a logit.
 const TOLERANCE: f32 = 1e-4;
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 13] = [
     "qwen3-5",
     "qwen3-5-v5",
     "qwen3-5-moe",
@@ -22,6 +22,7 @@ const MODELS: [&str; 12] = [
     "granite-hybrid-v5",
     "nemotron-h",
     "nemotron-h-moe",
+    "nemotron-h-latent",
 ];
 
 struct Golden {

@@ -9,7 +9,7 @@ use skein_model::config::ModelConfig;
 use skein_model::tensors;
 
 /// Goldens whose configurations the models are like.
-pub const MODELS: [&str; 9] = [
+pub const MODELS: [&str; 10] = [
     "qwen3-5",
     "qwen3-5-moe",
     "qwen3-next",
@@ -19,6 +19,7 @@ pub const MODELS: [&str; 9] = [
     "granite-hybrid-v5",
     "nemotron-h",
     "nemotron-h-moe",
+    "nemotron-h-latent",
 ];
 
 /// A model like the golden `name`, large enough for four ranks.
@@ -42,7 +43,7 @@ pub fn make(name: &str) -> tempfile::TempDir {
         config["layer_types"] = json!(["mamba", "attention", "mamba", "mamba"]);
     }
     if name.starts_with("nemotron") {
-        let network = if name.ends_with("moe") { "moe" } else { "mlp" };
+        let network = if name == "nemotron-h" { "mlp" } else { "moe" };
         config["layer_types"] = json!(["linear_attention", network, "full_attention", network]);
         (config["layers_block_type"], config["hybrid_override_pattern"]) = (Value::Null, Value::Null);
         let sizes = json!({"mamba_num_heads": 16, "mamba_head_dim": 16, "n_groups": 4});

@@ -15,7 +15,7 @@ use skein_worker::scheduler::{NewRequest, NewSample, RequestKey, Scheduler};
 use crate::batches::{Running, SMALL_BLOCK, backend_of};
 
 /// Models in which some layers have a state.
-pub const WITH_STATES: [&str; 8] = [
+pub const WITH_STATES: [&str; 9] = [
     "qwen3-5",
     "qwen3-5-moe",
     "qwen3-next",
@@ -24,6 +24,7 @@ pub const WITH_STATES: [&str; 8] = [
     "granite-hybrid",
     "nemotron-h",
     "nemotron-h-moe",
+    "nemotron-h-latent",
 ];
 
 /// Changes of the configuration of `name` for four layers, one of which attends, and for up to four ranks.
@@ -39,7 +40,7 @@ pub fn with_states_for_ranks(name: &str) -> Value {
         return json!({"num_hidden_layers": 4, "mamba_n_groups": 4, "mamba_d_head": "auto", "layer_types": types});
     }
     if name.starts_with("nemotron") {
-        let network = if name.ends_with("moe") { "moe" } else { "mlp" };
+        let network = if name == "nemotron-h" { "mlp" } else { "moe" };
         return json!({"num_hidden_layers": 4, "hybrid_override_pattern": null, "n_groups": 4, "mamba_num_heads": 16,
             "mamba_head_dim": 16, "layers_block_type": ["linear_attention", network, "full_attention", network]});
     }
