@@ -60,6 +60,8 @@ pub struct SpaceSpec {
     pub taps: usize,
     /// Whether the convolution has biases.
     pub has_taps_bias: bool,
+    /// Whether checkpoints store the rates of decay, negated, instead of their logarithms.
+    pub has_negative_rates: bool,
     /// Least and most time that a token takes.
     pub time_limits: (f32, f32),
     /// Added to the mean square in the norm of outputs.

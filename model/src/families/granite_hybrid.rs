@@ -84,6 +84,7 @@ fn space(fields: &Fields<'_>, hidden: usize) -> Result<StateSpec, LoadError> {
         head_dim,
         taps: taps(fields, "mamba_d_conv", TAPS)?,
         has_taps_bias: fields.flag("mamba_conv_bias", true)?,
+        has_negative_rates: false,
         time_limits: (0.0, f32::INFINITY),
         eps: fields.number("rms_norm_eps", 0.0..=1.0, Some(EPS))? as f32,
     }))

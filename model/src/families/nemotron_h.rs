@@ -186,6 +186,7 @@ fn space(fields: &Fields<'_>) -> Result<StateSpec, LoadError> {
         head_dim: fields.size("mamba_head_dim", 4096, Some(STATE_HEAD_DIM))?,
         taps: taps(fields, field("conv_kernel", "mamba_d_conv"), TAPS)?,
         has_taps_bias: fields.flag(field("use_conv_bias", "mamba_conv_bias"), true)?,
+        has_negative_rates: false,
         time_limits: (0.0, f32::INFINITY),
         eps: fields.number("layer_norm_epsilon", 0.0..=1.0, Some(EPS))? as f32,
     }))

@@ -348,7 +348,8 @@ impl Delta {
 
 impl Space {
     fn new(parts: &mut Parts, spec: &SpaceSpec, layer: usize) -> Self {
-        let rate = |stored: f32| f64::from(stored).exp() as f32;
+        let rate =
+            |stored: f32| if spec.has_negative_rates { -stored } else { f64::from(stored).exp() as f32 };
         Self {
             decay_rate: parts.listed(layer, Role::StateDecayRate).into_iter().map(rate).collect(),
             time_bias: parts.listed(layer, Role::StateDecayBias),
