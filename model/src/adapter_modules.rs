@@ -89,6 +89,7 @@ mod tests {
         check("language_model.model.layers.0.self_attn.q_proj", &[query]);
         check("model.text_model.layers.0.self_attn.q_proj", &[query]);
         check("language_model.lm_head", &["lm_head"]);
+        check("backbone.layers.0.mixer.q_proj", &["model.layers.0.mixer.q_proj"]);
         check("lm_head", &["lm_head"]);
         check("model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj", &[]);
         check("model.multi_modal_projector.linear_1", &[]);

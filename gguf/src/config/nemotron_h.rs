@@ -13,8 +13,8 @@ pub(super) const ALL: [&str; 2] = ["nemotron_h", WITH_EXPERTS];
 const SIGMOID: u64 = 2;
 
 impl Keys<'_> {
-    /// Sets the kinds of the first `layers` layers and the width of a dense network. Returns how many KV heads
-    /// the layers that attend have.
+    /// Sets the kinds of the first `layers` layers and the width of a dense network. Returns how many KV
+    /// heads the layers that attend have.
     ///
     /// As in llama.cpp, a layer with a network's width is a network, one of the others with KV heads attends,
     /// and the rest have a state.

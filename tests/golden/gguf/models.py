@@ -201,7 +201,7 @@ def write_layers(writer: gguf.GGUFWriter, config: dict) -> None:
 
 
 def of_mamba(tensor: str, values: np.ndarray, groups: int):
-    """(name, values) of a tensor of a Mamba-2 layer as llama.cpp's converter writes it; None for other tensors."""
+    """(name, values) of a tensor of a Mamba-2 layer as llama.cpp's converter writes it, or None."""
     layer, _, name = tensor.removeprefix("backbone.layers.").partition(".mixer.")
     kinds = {"in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias",
              "dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight", "out_proj.weight": "ssm_out.weight"}
