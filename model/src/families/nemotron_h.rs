@@ -10,7 +10,7 @@ use super::deepseek::{Grouped, grouped_experts};
 use super::{names, state_space};
 use crate::LoadError;
 use crate::fields::Fields;
-use crate::spec::{ExpertsSpec, FeedForwardSpec, LayerSpec, SharedSpec, Spec};
+use crate::spec::{ExpertsSpec, FeedForwardSpec, HeadPairs, LayerSpec, SharedSpec, Spec};
 use crate::state_spec::{Mixer, SpaceSpec, StateSpec};
 use crate::tensors::Role;
 
@@ -92,6 +92,7 @@ pub fn nemotron_h(fields: &Fields<'_>) -> Result<Spec, LoadError> {
         Defaults { head_dim: Some(head_dim), eps_field: "layer_norm_epsilon", eps: EPS, ..Defaults::USUAL };
     let mut spec = decoder_of(fields, defaults, kinds.len())?;
     spec.rotations = vec![Rotation::none(spec.attention.head_dim)];
+    spec.attention.pairs = HeadPairs { rotated: spec.attention.head_dim, is_interleaved: false };
     let has = |kind| kinds.contains(&kind);
     spec.state = has(Kind::Space).then(|| space(fields)).transpose()?;
     let dense = FeedForwardSpec {
@@ -142,10 +143,8 @@ fn kinds(fields: &Fields<'_>) -> Result<Vec<Kind>, LoadError> {
         let allowed = format!("a list of the layers' kinds, or {LETTERS} instead");
         return Err(fields.wrong(LISTS[0], allowed));
     };
-    let mixes = |kind: &Kind| matches!(kind, Kind::Space | Kind::Attention);
-    if kinds.len() > MAX_LAYERS || !kinds.iter().any(mixes) {
-        let allowed = format!("1 to {MAX_LAYERS} layers, one of which is Mamba-2 or attends");
-        return Err(fields.wrong(field, allowed));
+    if kinds.len() > MAX_LAYERS || !kinds.contains(&Kind::Attention) {
+        return Err(fields.wrong(field, format!("1 to {MAX_LAYERS} layers, one of which attends")));
     }
     // Newer configurations leave it out.
     if fields.size("num_hidden_layers", MAX_LAYERS, Some(kinds.len()))? != kinds.len() {

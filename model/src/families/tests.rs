@@ -417,13 +417,13 @@ fn what_a_family_lacks_is_refused_with_field_and_value() {
         json!("M*-"),
         &["num_hidden_layers is 2", "3, as many as hybrid_override_pattern"],
     );
-    refused("nemotron_h", letters, json!("--"), &["--", "Mamba-2 or attends"]);
+    refused("nemotron_h", letters, json!("M-"), &["M-", "one of which attends"]);
     refused("nemotron_h", letters, json!(""), &["1 to 4096 layers"]);
     refused("nemotron_h", letters, json!(null), &["layers_block_type", "missing"]);
     refused("nemotron_h", "layers_block_type", json!(["mamba", "conv"]), &["conv", "mlp and moe"]);
     let nemotron = |field: &str, value: Value, words: &[&str]| {
-        let mut fields =
-            json!({"model_type": "nemotron_h", letters: "ME", "head_dim": 16, "num_key_value_heads": 2});
+        let mut fields = json!({"model_type": "nemotron_h", letters: "M*E", "num_hidden_layers": 3, "head_dim": 16,
+            "num_key_value_heads": 2});
         fields[field] = value;
         let error = try_parse(fields).unwrap_err().to_string();
         words.iter().for_each(|word| assert!(error.contains(word), "{error:?} says {word:?}"));
