@@ -1,6 +1,6 @@
-//! Activation functions of gated feed-forward networks (Shazeer 2020).
+//! Activation functions of feed-forward networks, gated (Shazeer 2020) and ungated.
 
-/// The function applied to the gate before it is multiplied by the up projection.
+/// The function applied to the gate before it is multiplied by the up projection, or to that without a gate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gate {
     /// `x / (1 + exp(-x))`: SwiGLU.
@@ -16,6 +16,8 @@ pub enum Gate {
         /// Largest gate, and largest magnitude of the up projection.
         limit: f32,
     },
+    /// `max(x, 0)^2` (So et al. 2021, arXiv 2109.08668). Not on CUDA.
+    SquaredRelu,
 }
 
 impl Gate {
@@ -27,7 +29,9 @@ impl Gate {
         match self {
             Self::Silu => 0,
             Self::GeluTanh => 1,
-            Self::Clamped { .. } => unreachable!("models with clamped gates are refused on CUDA"),
+            Self::Clamped { .. } | Self::SquaredRelu => {
+                unreachable!("models with clamped gates or squared ReLU are refused on CUDA")
+            }
         }
     }
 }

@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 pub(super) const PREFIX: &str = "base_model.model.";
 /// Ends of the tensors of a pair.
 const PAIR: [&str; 2] = [".lora_A.weight", ".lora_B.weight"];
-/// Names that the text model has in models that also take images, and those that it has alone.
-const TEXT_MODELS: [(&str, &str); 4] = [
+/// Names that the text model has in models that also take images, or that publishers gave it, and those that
+/// it has alone.
+const TEXT_MODELS: [(&str, &str); 5] = [
+    ("backbone.", "model."),
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.", ""),
@@ -87,6 +89,7 @@ mod tests {
         check("language_model.model.layers.0.self_attn.q_proj", &[query]);
         check("model.text_model.layers.0.self_attn.q_proj", &[query]);
         check("language_model.lm_head", &["lm_head"]);
+        check("backbone.layers.0.mixer.q_proj", &["model.layers.0.mixer.q_proj"]);
         check("lm_head", &["lm_head"]);
         check("model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj", &[]);
         check("model.multi_modal_projector.linear_1", &[]);

@@ -5,6 +5,7 @@
 //! layer. Logits are excluded: only a device's backend knows their rows and destination.
 
 use super::spec::Spec;
+use super::state_spec::Mixer;
 
 /// The operations of one step, in the order of [`forward`].
 pub trait Operations {
@@ -20,7 +21,8 @@ pub trait Operations {
     fn attend(&mut self, layer: usize) -> Result<(), Self::Error>;
     /// Projects the attention's output and adds it to the residual stream.
     fn attention_output(&mut self, layer: usize) -> Result<(), Self::Error>;
-    /// Runs the feed-forward network on normalised rows and adds its output to the residual stream.
+    /// Runs the feed-forward network, if the layer has one, on normalised rows and adds its output to the
+    /// residual stream. It ends the layer.
     fn feed_forward(&mut self, layer: usize) -> Result<(), Self::Error>;
 }
 
@@ -31,6 +33,10 @@ pub trait Operations {
 pub fn forward<O: Operations>(spec: &Spec, on: &mut O) -> Result<(), O::Error> {
     on.embed()?;
     for layer in 0..spec.layers.len() {
+        if spec.layers[layer].mixer == Mixer::None {
+            on.feed_forward(layer)?;
+            continue;
+        }
         on.attention_input(layer)?;
         on.attend(layer)?;
         if spec.is_parallel {

@@ -44,6 +44,8 @@ pub enum Role {
     Gate,
     Up,
     Down,
+    ExpertLatent,
+    ExpertLatentOutput,
     ExpertGate,
     ExpertUp,
     ExpertDown,
@@ -97,6 +99,10 @@ pub enum Product {
     Logits,
     /// Choice of experts.
     Router,
+    /// What experts read instead of whole rows.
+    ExpertLatent,
+    /// What the sum of such experts adds to a row.
+    ExpertLatentOutput,
     /// Inputs of all layers besides the residual stream, from the embeddings.
     LayerInput,
     /// Gate of a layer's own input.

@@ -213,8 +213,15 @@ pub struct LayerSpec {
     pub rotation: usize,
     /// Earlier layer of the same shape and window whose keys and values it reads, instead of its own.
     pub cache_of: Option<usize>,
-    /// Feed-forward network of the layer.
+    /// Feed-forward network of the layer; see [`FeedForwardSpec::NONE`].
     pub feed_forward: FeedForwardSpec,
+}
+
+impl LayerSpec {
+    /// Whether it writes keys and values, or a state.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.mixer != Mixer::None && self.cache_of.is_none()
+    }
 }
 
 /// Factor of a layer's queries, `1 + scale * ln(1 + floor((position + 1) / every))` (Nakanishi 2025).
@@ -234,12 +241,23 @@ pub struct FeedForwardSpec {
     pub activation: Gate,
     /// Whether the network has a gate.
     pub is_gated: bool,
-    /// Outputs of gate and up.
+    /// Outputs of gate and up; 0 if there is no network.
     pub inner_size: usize,
     /// Whether its matrices have biases.
     pub has_bias: bool,
     /// Mixture of such networks, of which each row uses some; `None` = a single network.
     pub experts: Option<ExpertsSpec>,
+}
+
+impl FeedForwardSpec {
+    /// That of a layer which has only a mixer.
+    pub const NONE: Self =
+        Self { activation: Gate::Silu, is_gated: false, inner_size: 0, has_bias: false, experts: None };
+
+    /// Whether there is a network.
+    pub fn exists(&self) -> bool {
+        self.inner_size > 0
+    }
 }
 
 /// Sparse mixture of feed-forward networks (Shazeer et al. 2017).
@@ -257,6 +275,9 @@ pub struct ExpertsSpec {
     pub fused: Fused,
     /// Shared network that all rows use besides their experts.
     pub shared: Option<SharedSpec>,
+    /// Width of the projection of a row that experts read, and of what they add up to before it is projected
+    /// back; `None` = they read and write whole rows. The router and the shared network read whole rows.
+    pub latent: Option<usize>,
     /// Whether router, experts and shared network each have a norm of their inputs, and experts and shared
     /// network one of their outputs. The chosen experts' weights are multiplied by a factor each, and the
     /// router's norm has the factor `hidden_size^-0.5`.
@@ -444,6 +465,12 @@ impl Spec {
     /// The longest window of any layer; `None` if no layer has one.
     pub fn longest_window(&self) -> Option<u32> {
         self.layers.iter().filter_map(|layer| layer.window).max()
+    }
+
+    /// Width of the widest expert's inputs and outputs; 0 without experts.
+    pub(crate) fn expert_width(&self) -> usize {
+        let experts = self.layers.iter().filter_map(|layer| layer.feed_forward.experts);
+        experts.map(|experts| experts.latent.unwrap_or(self.hidden_size)).max().unwrap_or_default()
     }
 
     /// Most experts in a layer, and most per row; both 0 without experts.

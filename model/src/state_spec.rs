@@ -9,6 +9,8 @@ pub enum Mixer {
     Attention,
     /// A recurrent state of fixed size, as [`StateSpec`] says.
     State,
+    /// Nothing: the layer has only a feed-forward network.
+    None,
 }
 
 /// The states of a model, all of one kind. Ranks divide a state into its units: a rank has some of them with
@@ -58,6 +60,8 @@ pub struct SpaceSpec {
     pub taps: usize,
     /// Whether the convolution has biases.
     pub has_taps_bias: bool,
+    /// Whether checkpoints store the rates of decay, negated, instead of their logarithms.
+    pub has_negative_rates: bool,
     /// Least and most time that a token takes.
     pub time_limits: (f32, f32),
     /// Added to the mean square in the norm of outputs.

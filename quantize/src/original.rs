@@ -12,6 +12,7 @@ use skein_model::on_cpu::matrices;
 use skein_model::on_cpu::pack::Use;
 use skein_model::shard::Shard;
 use skein_model::spec::Spec;
+use skein_model::state_spec::Mixer;
 use skein_model::tensors::{self, Kind, Place, Role, Stored, Tensor};
 use skein_model::weight_source::WeightSource;
 
@@ -95,6 +96,11 @@ impl Original {
         if source.spec.state.is_some() {
             return Err(QuantizeError::Refused(format!(
                 "models of {model_type} are not quantised yet: some of their layers have a state"
+            )));
+        }
+        if source.spec.layers.iter().any(|layer| layer.mixer == Mixer::None || !layer.feed_forward.exists()) {
+            return Err(QuantizeError::Refused(format!(
+                "models of {model_type} are not quantised yet: some of their layers have only attention or a network"
             )));
         }
         if source.spec.has_layer_scales {

@@ -22,6 +22,8 @@ CASES = {
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]}),
     "phi3-fused": ("phi3-v5", {"r": 8, "lora_alpha": 16, "use_rslora": True, "alpha_pattern": {"layers.1.mlp.down_proj": 4},
         "rank_pattern": {"gate_up_proj": 2}, "target_modules": ["qkv_proj", "gate_up_proj", "down_proj"]}),
+    "nemotron-parts": ("nemotron-h", {"r": 2, "lora_alpha": 4, "target_modules":
+        ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"]}),
     "glm-rotated": ("glm", {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj"]}),
 }
 

@@ -339,6 +339,27 @@ MODELS |= {
         "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}),
 }
 
+# Nemotron-H: layers with only a mixer or only an ungated network, dense or of experts. The configuration of
+# `nemotron-h` is as published, the other as version 5 writes it.
+NEMOTRON_H = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hidden_act": ABSENT, "rms_norm_eps": ABSENT,
+    "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "head_dim": 16, "vocab_size": 128, "sliding_window": None,
+    "mamba_hidden_act": "silu", "mamba_proj_bias": False, "use_bias": False, "chunk_size": 16, "expand": 2, "ssm_state_size": 16,
+    "time_step_limit": [0.0, {"__float__": "Infinity"}], "time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 0.0001,
+    "residual_in_fp32": False, "rescale_prenorm_residual": True, "hidden_dropout": 0.0, "num_logits_to_keep": 1, "pad_token_id": 0}
+MODELS |= {
+    "nemotron-h": ("bfloat16", 1, NEMOTRON_H | {"hybrid_override_pattern": "M-M*-M-", "num_hidden_layers": 7, "mamba_num_heads": 8,
+        "mamba_head_dim": 12, "n_groups": 2, "conv_kernel": 4, "use_conv_bias": True}),
+    "nemotron-h-moe": ("bfloat16", 1, NEMOTRON_H | {"num_hidden_layers": ABSENT, "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 3,
+        "conv_kernel": 3, "use_conv_bias": False, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe",
+            "linear_attention", "mlp"], "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 1,
+        "moe_intermediate_size": 48, "moe_shared_expert_intermediate_size": 56, "n_group": 3, "topk_group": 2, "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5, "moe_latent_size": None, "num_nextn_predict_layers": 0}),
+    "nemotron-h-latent": ("float16", 1, NEMOTRON_H | {"hybrid_override_pattern": "ME*ME", "num_hidden_layers": 5, "mamba_num_heads": 4,
+        "mamba_head_dim": 24, "n_groups": 1, "conv_kernel": 4, "use_conv_bias": True, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_shared_experts": 1, "moe_intermediate_size": 48, "moe_shared_expert_intermediate_size": 72, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": False, "routed_scaling_factor": 1.2, "moe_latent_size": 40}),
+}
+
 # Models whose checkpoints have a tensor per expert, with these names of block, gate, up and down; other
 # models have the fused tensors of version 5.
 APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
@@ -347,7 +368,8 @@ APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp",
          "deepseek-v3": ("mlp", "gate_proj", "up_proj", "down_proj"),
          "ernie4-5-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "minimax-m2": ("block_sparse_moe", "w1", "w3", "w2"),
          "glm4-moe-lite": ("mlp", "gate_proj", "up_proj", "down_proj"),
-         "qwen3-next": ("mlp", "gate_proj", "up_proj", "down_proj"), "lfm2-moe": ("feed_forward", "w1", "w3", "w2")}
+         "qwen3-next": ("mlp", "gate_proj", "up_proj", "down_proj"), "lfm2-moe": ("feed_forward", "w1", "w3", "w2"),
+         "nemotron-h-moe": ("mixer", None, "up_proj", "down_proj"), "nemotron-h-latent": ("mixer", None, "up_proj", "down_proj")}
 
 # Replacements in tensor names, for models whose publisher's names differ from those of version 5.
 RENAMED = {"granite-moe": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
@@ -356,7 +378,8 @@ RENAMED = {"granite-moe": {"experts.gate_up_proj": "input_linear.weight", "exper
                               "router.weight": "router.layer.weight"},
            "ernie4-5-moe": {"mlp.gate.moe_statics.": "mlp.moe_statics."},
            "minimax-m2": {".mlp.e_score_": ".block_sparse_moe.e_score_"},
-           "qwen3-5-v5": {"model.": "model.language_model."}}
+           "qwen3-5-v5": {"model.": "model.language_model."},
+           "nemotron-h": {"model.": "backbone."}, "nemotron-h-moe": {"model.": "backbone."}, "nemotron-h-latent": {"model.": "backbone."}}
 
 # Ends of the tensors that these models' publishers keep in 32 bits.
 IN_32_BITS = {"ernie4-5-moe": ("mlp.gate.weight", "e_score_correction_bias")}
@@ -376,12 +399,12 @@ def apart(name: str, sources: dict) -> dict:
     block, gate, up, down = APART[name]
     split = {}
     for key, (shape, source) in sources.items():
-        network = ".feed_forward" if block == "feed_forward" else ".mlp"
+        network = f".{block}" if block in ("feed_forward", "mixer") else ".mlp"
         prefix, _, kind = key.partition(f"{network}.experts.")
         if not kind:
             split[key.replace(f"{network}.gate.", f".{block}.gate.")] = shape, source
             continue
-        parts = (gate, up) if kind == "gate_up_proj" else (down,)
+        parts = {"gate_up_proj": (gate, up), "up_proj": (up,)}.get(kind, (down,))
         for expert in range(shape[0]):
             for part in parts:
                 split[f"{prefix}.{block}.experts.{expert}.{part}.weight"] = (shape[1] // len(parts), shape[2]), source
@@ -444,10 +467,10 @@ def source_of(name: str, shape, is_gemma: bool, is_hybrid: bool) -> dict:
         return normal(0.1)  # it is added to probabilities
     if name.endswith("bias"):
         return normal(0.5)
-    if "embed_tokens" in name:
+    if "embed_tokens" in name or "embeddings" in name:
         return normal(0.35)  # also the head where it is tied: 0.35 * sqrt(64) is a logit's spread
     scores = 3.0 if is_gemma else 1.6  # as large as Gemma's softcap
-    if name.endswith(("mlp.gate.weight", "mlp.gate_weight", "router.weight", "feed_forward.gate.weight")):
+    if name.endswith(("mlp.gate.weight", "mlp.gate_weight", "router.weight", "feed_forward.gate.weight", "mixer.gate.weight")):
         return normal(3.0 / shape[-1] ** 0.5)  # experts of clearly different weight
     gain = scores if ("q_proj" in name or "k_proj" in name or "qkv_proj" in name
                        or "q_b_proj" in name or "kv_a_proj" in name) else 3.0 if "lm_head" in name else 1.3

@@ -41,6 +41,7 @@ impl Keys<'_> {
                     insert("topk_method", json!("group_limited_greedy"));
                 }
             }
+            "nemotron_h_moe" => self.experts_of_nemotron_h(count, config)?,
             "ernie4_5-moe" if self.is_sigmoid()? => {
                 return Err(self.wrong("expert_gating_func", "1 (softmax)"));
             }

@@ -61,6 +61,7 @@ impl Keys<'_> {
                 config.insert("block_auto_adjust_ff_dim".into(), json!(false));
                 Ok(())
             }
+            "nemotron_h" | "nemotron_h_moe" => self.nemotron_h(config),
             LATENT => self.latent(config),
             _ => Ok(()),
         }

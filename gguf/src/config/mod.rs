@@ -2,6 +2,7 @@
 
 mod experts;
 mod families;
+mod nemotron_h;
 mod rope;
 
 use serde_json::{Map, Value as Json, json};
@@ -12,7 +13,7 @@ use crate::model::GgufModel;
 use crate::special_tokens::SpecialTokens;
 
 /// Supported values of `general.architecture`.
-pub const SUPPORTED: [&str; 31] = [
+pub const SUPPORTED: [&str; 33] = [
     "llama",
     "qwen2",
     "qwen2moe",
@@ -23,6 +24,8 @@ pub const SUPPORTED: [&str; 31] = [
     "qwen35moe",
     "lfm2",
     "lfm2moe",
+    "nemotron_h",
+    "nemotron_h_moe",
     "gemma2",
     "gemma3",
     "gpt-oss",
@@ -46,8 +49,9 @@ pub const SUPPORTED: [&str; 31] = [
     "minimax-m2",
 ];
 /// Architectures whose queries and keys rotate adjacent pairs. The converters permute the rows of those
-/// models that pair values half a head apart in safetensors, as all other architectures do.
-pub const ROTATES_ADJACENT: [&str; 11] = [
+/// models that pair values half a head apart in safetensors, as all other architectures do. Those of
+/// Nemotron-H are permuted, too, and do not rotate.
+pub const ROTATES_ADJACENT: [&str; 13] = [
     "llama",
     "granite",
     "granitemoe",
@@ -59,6 +63,8 @@ pub const ROTATES_ADJACENT: [&str; 11] = [
     "cohere2",
     "ernie4_5",
     "ernie4_5-moe",
+    "nemotron_h",
+    "nemotron_h_moe",
 ];
 
 /// Architecture of models with latent attention.
@@ -143,6 +149,7 @@ impl Keys<'_> {
     fn sizes(&self) -> Result<Map<String, Json>, GgufError> {
         let (hidden, heads) = (self.needed("embedding_length")?, self.needed("attention.head_count")?);
         let vocabulary = self.model.tensor("token_embd.weight").and_then(|table| table.shape.first());
+        let is_by_layer = nemotron_h::ALL.contains(&self.name);
         let inner = match self.name {
             "gpt-oss" | "qwen2moe" | "qwen3moe" | "qwen3next" | "qwen35moe" => "expert_feed_forward_length",
             _ => "feed_forward_length",
@@ -155,7 +162,7 @@ impl Keys<'_> {
             "model_type": self.model_type()?,
             "vocab_size": vocabulary,
             "hidden_size": hidden,
-            "intermediate_size": self.needed(inner)?,
+            "intermediate_size": if is_by_layer { Json::Null } else { json!(self.needed(inner)?) },
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "max_position_embeddings": self.needed("context_length")?,
@@ -165,6 +172,7 @@ impl Keys<'_> {
         let (eps, key) = match self.name {
             "command-r" | "cohere2" => ("layer_norm_eps", "attention.layer_norm_epsilon"),
             "lfm2" | "lfm2moe" => ("norm_eps", "attention.layer_norm_rms_epsilon"),
+            _ if is_by_layer => ("layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
             "starcoder2" => ("norm_epsilon", "attention.layer_norm_epsilon"),
             _ => ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
         };
@@ -173,6 +181,7 @@ impl Keys<'_> {
             config.insert("head_dim".into(), json!(self.head_dim(hidden, heads)?));
             let kv_heads = match self.name {
                 "lfm2" | "lfm2moe" => self.attending(&mut config)?,
+                _ if is_by_layer => self.kinds(layers, &mut config)?.unwrap_or(heads),
                 _ => self.whole("attention.head_count_kv")?.unwrap_or(heads),
             };
             config.insert("num_key_value_heads".into(), json!(kv_heads));
@@ -189,6 +198,7 @@ impl Keys<'_> {
             "qwen35" => "qwen3_5_text",
             "qwen35moe" => "qwen3_5_moe_text",
             "lfm2moe" => "lfm2_moe",
+            "nemotron_h_moe" => "nemotron_h",
             "gemma3" => "gemma3_text",
             "gpt-oss" => "gpt_oss",
             "chatglm" => "glm",
@@ -221,7 +231,7 @@ impl Keys<'_> {
         let (inputs, output) = (has("attn_q") || has("attn_qkv"), has("attn_output"));
         let refuse = |what: &str| Err(self.model.unsupported(format!("{} with {what}", self.name)));
         match self.name {
-            "qwen2" | "starcoder2" => {}
+            "qwen2" | "starcoder2" | "nemotron_h" | "nemotron_h_moe" => {}
             "chatglm" | "glm4" | "glm4moe" if !output => {
                 config.insert("attention_bias".into(), json!(inputs));
             }

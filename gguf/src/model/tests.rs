@@ -135,6 +135,63 @@ fn experts_are_chosen_as_the_architecture_does_or_refused() {
 }
 
 #[test]
+fn layers_of_nemotron_h_are_what_lists_of_numbers_say() {
+    let numbers = |numbers: &[u32]| {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        list(4, numbers.len() as u64, &bytes)
+    };
+    let sample = |name: &str, heads: &[u32], networks: &[u32]| {
+        let key = |key: &str| format!("{name}.{key}");
+        let sizes = [
+            ("embedding_length", 8),
+            ("block_count", heads.len() as u32),
+            ("context_length", 64),
+            ("attention.head_count", 2),
+            ("attention.key_length", 4),
+            ("ssm.conv_kernel", 4),
+            ("ssm.state_size", 16),
+            ("ssm.group_count", 2),
+            ("ssm.time_step_rank", 4),
+            ("ssm.inner_size", 32),
+            ("expert_count", 3),
+            ("expert_used_count", 2),
+            ("expert_feed_forward_length", 12),
+            ("expert_shared_feed_forward_length", 20),
+        ];
+        let sizes =
+            sizes.into_iter().filter(|(size, _)| name == "nemotron_h_moe" || !size.starts_with("expert"));
+        let sample = Sample::default().text("general.architecture", name);
+        let sample = sizes.fold(sample, |sample, (size, number)| sample.number(&key(size), number));
+        let sample = sample.with(&key("attention.head_count_kv"), numbers(heads));
+        sample.with(&key("feed_forward_length"), numbers(networks))
+    };
+    let read = |name: &str, heads: &[u32], networks: &[u32]| {
+        model(&sample(name, heads, networks)).config().map_err(|error| error.to_string())
+    };
+    let dense = read("nemotron_h", &[0, 0, 1], &[0, 16, 0]).unwrap();
+    assert_eq!(dense["layers_block_type"], json!(["linear_attention", "mlp", "full_attention"]));
+    let sizes =
+        ["intermediate_size", "num_key_value_heads", "mamba_head_dim", "n_groups"].map(|it| &dense[it]);
+    assert_eq!(sizes, [&json!(16), &json!(1), &json!(8), &json!(2)]);
+    let experts = read("nemotron_h_moe", &[0, 1], &[12, 0]).unwrap();
+    assert_eq!(experts["layers_block_type"], json!(["moe", "full_attention"]));
+    let sizes = ["n_routed_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size"];
+    assert_eq!(sizes.map(|it| &experts[it]), [&json!(3), &json!(12), &json!(20)]);
+    assert!(experts["moe_latent_size"].is_null() && experts["model_type"] == "nemotron_h");
+    for (heads, networks, words) in [
+        (&[1, 2][..], &[0, 0][..], ["head_count_kv", "one number for all layers that attend"]),
+        (&[1, 0], &[0], ["feed_forward_length", "for each layer"]),
+        (&[0, 0], &[8, 16], ["feed_forward_length", "one number for all layers with a network"]),
+    ] {
+        let error = read("nemotron_h", heads, networks).unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+    let softmax = sample("nemotron_h_moe", &[1, 0], &[0, 12]).number("nemotron_h_moe.expert_gating_func", 1);
+    let error = model(&softmax).config().unwrap_err().to_string();
+    assert!(error.contains("expert_gating_func") && error.contains("2 (sigmoid)"), "{error}");
+}
+
+#[test]
 fn biases_that_a_model_of_the_architecture_lacks_are_refused() {
     let with_bias = |name: &str, tensor: &str| {
         let sample = small(name).tensor(tensor, &[8], F32, 96).data(128);

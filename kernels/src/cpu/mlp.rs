@@ -8,15 +8,21 @@ use super::simd::{Kernel, Simd};
 use super::{Cpu, for_each_row};
 use crate::gate::Gate;
 
-/// The function of a [`Gate`], as a type that kernels are compiled for. All of them are `x / (1 + exp(-z))`.
+/// The function of a [`Gate`], as a type that kernels are compiled for.
 pub(super) trait Activation: Copy {
-    /// `z` as a function of `x`.
-    fn logit(self, x: f32) -> f32;
+    /// Its value.
+    fn of(self, x: f32) -> f32;
     /// Gate and up projection as they are used.
     #[inline(always)]
     fn inputs(self, gate: f32, up: f32) -> (f32, f32) {
         (gate, up)
     }
+}
+
+/// `x / (1 + exp(-z))`
+#[inline(always)]
+fn swish(x: f32, z: f32) -> f32 {
+    x / (1.0 + exp(-z))
 }
 
 /// The function of [`Gate::Silu`].
@@ -25,8 +31,8 @@ pub(super) struct Silu;
 
 impl Activation for Silu {
     #[inline(always)]
-    fn logit(self, x: f32) -> f32 {
-        x
+    fn of(self, x: f32) -> f32 {
+        swish(x, x)
     }
 }
 
@@ -39,8 +45,8 @@ pub(super) struct Clamped {
 
 impl Activation for Clamped {
     #[inline(always)]
-    fn logit(self, x: f32) -> f32 {
-        self.alpha * x
+    fn of(self, x: f32) -> f32 {
+        swish(x, self.alpha * x)
     }
 
     #[inline(always)]
@@ -58,9 +64,22 @@ pub(super) struct GeluTanh;
 
 impl Activation for GeluTanh {
     #[inline(always)]
-    fn logit(self, x: f32) -> f32 {
+    fn of(self, x: f32) -> f32 {
         const TWICE_SQRT_2_PER_PI: f32 = 1.595_769;
-        (x * x * x).mul_add(0.044_715, x) * TWICE_SQRT_2_PER_PI
+        swish(x, (x * x * x).mul_add(0.044_715, x) * TWICE_SQRT_2_PER_PI)
+    }
+}
+
+/// The function of [`Gate::SquaredRelu`].
+#[derive(Clone, Copy)]
+pub(super) struct SquaredRelu;
+
+impl Activation for SquaredRelu {
+    #[inline(always)]
+    fn of(self, x: f32) -> f32 {
+        // A comparison keeps NaN, unlike `max`.
+        let x = if x < 0.0 { 0.0 } else { x };
+        x * x
     }
 }
 
@@ -137,6 +156,7 @@ impl Kernel for Ungated<'_> {
             Gate::Silu => activate(Silu, self.x, self.out),
             Gate::GeluTanh => activate(GeluTanh, self.x, self.out),
             Gate::Clamped { alpha, limit } => activate(Clamped { alpha, limit }, self.x, self.out),
+            Gate::SquaredRelu => activate(SquaredRelu, self.x, self.out),
         }
     }
 }
@@ -146,7 +166,7 @@ impl Kernel for Ungated<'_> {
 fn activate<F: Activation>(f: F, x: &[f32], out: &mut [f32]) {
     for (out, x) in out.iter_mut().zip(x) {
         let (x, up) = f.inputs(*x, 1.0);
-        *out = x / (1.0 + exp(-f.logit(x))) * up;
+        *out = f.of(x) * up;
     }
 }
 
@@ -167,6 +187,7 @@ impl Kernel for Row<'_> {
             Gate::Silu => gate_in_place(Silu, self.out, self.up),
             Gate::GeluTanh => gate_in_place(GeluTanh, self.out, self.up),
             Gate::Clamped { alpha, limit } => gate_in_place(Clamped { alpha, limit }, self.out, self.up),
+            Gate::SquaredRelu => gate_in_place(SquaredRelu, self.out, self.up),
         }
     }
 }
@@ -177,7 +198,7 @@ pub(super) fn gate_in_place<F: Activation>(f: F, gate: &mut [f32], up: &[f32]) {
     // Element by element, so any vector width gives the same bits; the compiler vectorises it.
     for (gate, up) in gate.iter_mut().zip(up) {
         let (x, up) = f.inputs(*gate, *up);
-        *gate = x / (1.0 + exp(-f.logit(x))) * up;
+        *gate = f.of(x) * up;
     }
 }
 
@@ -218,6 +239,14 @@ mod tests {
     #[test]
     fn silu_agrees_with_f64_on_every_instruction_set() {
         check(Gate::Silu, 1e-6, |x| x / (1.0 + (-x).exp()));
+    }
+
+    #[test]
+    fn squared_relu_agrees_with_f64_on_every_instruction_set_and_keeps_nan() {
+        check(Gate::SquaredRelu, 1e-6, |x| x.max(0.0).powi(2));
+        let mut got = [f32::NAN, -1.0, 3.0];
+        gate_in_place(SquaredRelu, &mut got, &[1.0; 3]);
+        assert!(got[0].is_nan() && got[1..] == [0.0, 9.0], "{got:?}");
     }
 
     #[test]

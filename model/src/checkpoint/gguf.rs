@@ -63,6 +63,9 @@ impl ModelFile {
                 experts.fused = Fused::Outputs;
             }
         }
+        if let Some(StateSpec::Space(space)) = &mut spec.state {
+            space.has_negative_rates = true;
+        }
         let with_state = spec.layers.iter().position(|layer| layer.mixer == Mixer::State);
         if let (Some(StateSpec::Delta(delta)), Some(layer)) = (&mut spec.state, with_state) {
             let has = |tensor: &str| self.0.tensor(&format!("blk.{layer}.{tensor}.weight")).is_some();
@@ -76,7 +79,9 @@ impl ModelFile {
         let has = |tensor: &str| self.0.tensor(&format!("blk.0.{tensor}.weight")).is_some();
         let has_fused_gate =
             spec.layers.first().is_some_and(|layer| layer.feed_forward.is_gated) && !has("ffn_gate");
+        let has_one_part = spec.layers.iter().any(|layer| layer.mixer == Mixer::None);
         spec.names = match (has("attn_qkv") && spec.state.is_none(), has_fused_gate) {
+            _ if has_one_part => one_norm_names,
             (true, _) => fused_names,
             (false, true) => gate_in_up,
             (false, false) => names,
@@ -109,7 +114,7 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::StateValue => &["attn_qkv", "ssm_in", "shortconv.in_proj"],
         Role::StateGate => &["attn_gate", "ssm_in", "shortconv.in_proj"],
         Role::StateBeta => &["ssm_beta", "ssm_ba"],
-        Role::StateDecay => &["ssm_alpha", "ssm_ba"],
+        Role::StateDecay => &["ssm_alpha", "ssm_ba", "ssm_in"],
         Role::StateTaps => &["ssm_conv1d.weight", "shortconv.conv.weight"],
         Role::StateTapsBias => &["shortconv.conv.bias", "ssm_conv1d.bias"],
         Role::StateSkip => &["ssm_d"],
@@ -123,6 +128,8 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::Gate => &["ffn_gate"],
         Role::Up => &["ffn_up"],
         Role::Down => &["ffn_down"],
+        Role::ExpertLatent => &["ffn_latent_down"],
+        Role::ExpertLatentOutput => &["ffn_latent_up"],
         Role::ExpertGate => &["ffn_gate_exps"],
         Role::ExpertUp => &["ffn_up_exps"],
         Role::ExpertDown => &["ffn_down_exps"],
@@ -150,6 +157,14 @@ fn names(role: Role) -> &'static [&'static str] {
     }
 }
 
+/// Like [`names`], for models whose layers have one part, and so one norm.
+fn one_norm_names(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::FeedForwardNorm => &["attn_norm"],
+        role => names(role),
+    }
+}
+
 /// Like [`names`], for models whose projection up contains the gate.
 fn gate_in_up(role: Role) -> &'static [&'static str] {
     match role {
@@ -174,7 +189,7 @@ fn file_name(name: &str) -> String {
     };
     match name.strip_suffix("_bias") {
         Some(matrices) => format!("{matrices}.bias"),
-        None if [".weight", ".bias", ".ssm_a"].iter().any(|end| name.ends_with(end)) => name,
+        None if [".weight", ".bias", ".ssm_a", ".ssm_d"].iter().any(|end| name.ends_with(end)) => name,
         None => format!("{name}.weight"),
     }
 }
@@ -295,6 +310,7 @@ mod tests {
             ("model.layers.3.attn_q.bias", "blk.3.attn_q.bias"),
             ("token_embd.weight", "token_embd.weight"),
             ("model.layers.2.ssm_a", "blk.2.ssm_a"),
+            ("model.layers.2.ssm_d", "blk.2.ssm_d"),
             ("model.layers.2.ssm_dt.bias", "blk.2.ssm_dt.bias"),
         ] {
             assert_eq!(file_name(name), expected);

@@ -210,8 +210,8 @@ impl Weights {
         self.find(name).map(|(name, _)| name)
     }
 
-    /// Name in the files and file index of a tensor. Some files omit the prefix `model.`; in models that also
-    /// take images, the language model has a further prefix.
+    /// Name in the files and file index of a tensor. Some files omit the prefix `model.` or have another; in
+    /// models that also take images, the language model has a further prefix.
     fn find(&self, name: &str) -> Option<(&str, usize)> {
         let find = |name: &str| self.places.get_key_value(name).map(|(name, file)| (name.as_str(), *file));
         let short = name.strip_prefix("model.").unwrap_or(name);
@@ -220,6 +220,7 @@ impl Weights {
             .or_else(|| find(&format!("language_model.{name}")))
             .or_else(|| find(&format!("model.language_model.{short}")))
             .or_else(|| find(&format!("model.text_model.{short}")))
+            .or_else(|| find(&format!("backbone.{short}")))
     }
 }
 

@@ -55,6 +55,11 @@ impl Defaults {
 /// Pre-norm decoder with the properties common to most families: full attention, no biases. Families override
 /// the rest.
 pub(super) fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, LoadError> {
+    decoder_of(fields, defaults, fields.size("num_hidden_layers", 4096, None)?)
+}
+
+/// A [`decoder`] with so many layers.
+pub(super) fn decoder_of(fields: &Fields<'_>, defaults: Defaults, layers: usize) -> Result<Spec, LoadError> {
     let hidden_size = fields.size("hidden_size", 1 << 17, None)?;
     let (heads, kv_heads, head_dim) = heads(fields, hidden_size, defaults.head_dim)?;
     let (rotation, rotated) = rope(fields, head_dim, defaults.rope)?;
@@ -98,7 +103,7 @@ pub(super) fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, L
         windowed_attention: None,
         state: None,
         rotations: vec![rotation],
-        layers: vec![layer; fields.size("num_hidden_layers", 4096, None)?],
+        layers: vec![layer; layers],
         norm: NormSpec {
             kind: NormKind::Rms,
             eps: fields.number(defaults.eps_field, 0.0..=1.0, Some(defaults.eps))? as f32,
@@ -256,6 +261,7 @@ pub(super) fn experts_in(
         has_bias: false,
         fused,
         shared: None,
+        latent: None,
         has_own_norms: false,
     })
 }

@@ -6,6 +6,7 @@ use skein_kernels::cpu::rope::Rotation;
 
 use super::decoder::{experts, taps};
 use super::granite::{self, EXPERTS};
+use super::state_space;
 use crate::LoadError;
 use crate::fields::Fields;
 use crate::spec::{SharedSpec, Spec};
@@ -63,12 +64,9 @@ fn space(fields: &Fields<'_>, hidden: usize) -> Result<StateSpec, LoadError> {
     if fields.flag("mamba_proj_bias", false)? {
         return Err(fields.wrong("mamba_proj_bias", "false".into()));
     }
-    check_time(fields)?;
-    let heads = fields.size("mamba_n_heads", 4096, Some(HEADS))?;
-    let groups = fields.size("mamba_n_groups", heads, Some(GROUPS))?;
-    if !heads.is_multiple_of(groups) {
-        return Err(fields.wrong("mamba_n_groups", format!("a divisor of mamba_n_heads, {heads}")));
-    }
+    state_space::check_time(fields, "time_step_limit")?;
+    let heads = fields.size("mamba_n_heads", state_space::MAX_HEADS, Some(HEADS))?;
+    let groups = state_space::groups(fields, "mamba_n_groups", GROUPS, heads, "mamba_n_heads")?;
     let values = fields.size("mamba_expand", 64, Some(EXPAND))? * hidden;
     if !values.is_multiple_of(heads) {
         let allowed = format!("a divisor of {values}, mamba_expand times hidden_size");
@@ -79,34 +77,17 @@ fn space(fields: &Fields<'_>, hidden: usize) -> Result<StateSpec, LoadError> {
     if !is_auto && fields.size("mamba_d_head", 4096, Some(head_dim))? != head_dim {
         return Err(fields.wrong("mamba_d_head", format!("{head_dim}, so that heads have all values")));
     }
-    let state_dim = fields.size("mamba_d_state", 1024, Some(STATE_DIM))?;
-    if !state_dim.is_multiple_of(4) {
-        return Err(fields.wrong("mamba_d_state", "a multiple of 4".into()));
-    }
     Ok(StateSpec::Space(SpaceSpec {
         groups,
         heads,
-        state_dim,
+        state_dim: state_space::state_dim(fields, "mamba_d_state", STATE_DIM)?,
         head_dim,
         taps: taps(fields, "mamba_d_conv", TAPS)?,
         has_taps_bias: fields.flag("mamba_conv_bias", true)?,
+        has_negative_rates: false,
         time_limits: (0.0, f32::INFINITY),
         eps: fields.number("rms_norm_eps", 0.0..=1.0, Some(EPS))? as f32,
     }))
-}
-
-/// Refuses limits of time: transformers itself has them only in prompts. Infinity is read as null, and
-/// version 5 writes an object.
-fn check_time(fields: &Fields<'_>) -> Result<(), LoadError> {
-    let field = "time_step_limit";
-    let limits = fields.get(field).and_then(Value::as_array);
-    let is_infinite = |limit: &Value| limit.is_null() || limit["__float__"] == "Infinity";
-    let is_none =
-        |limits: &Vec<Value>| limits.len() == 2 && limits[0].as_f64() == Some(0.0) && is_infinite(&limits[1]);
-    if fields.is_absent(field) || limits.is_some_and(is_none) {
-        return Ok(());
-    }
-    Err(fields.wrong(field, "from 0 to infinity".into()))
 }
 
 /// Names in IBM's releases and in version 5 of transformers.

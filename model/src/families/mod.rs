@@ -22,6 +22,7 @@ mod llama4;
 mod minimax_m2;
 mod mixtral;
 mod names;
+mod nemotron_h;
 mod olmo2;
 mod olmo3;
 mod olmoe;
@@ -34,6 +35,7 @@ mod qwen3_next;
 mod seed_oss;
 mod smollm3;
 mod starcoder2;
+mod state_space;
 #[cfg(test)]
 mod tests;
 
@@ -87,6 +89,7 @@ pub const FAMILIES: &[Family] = &[
     Family::new("minimax_m2", minimax_m2::minimax_m2),
     Family::new("mistral", llama::mistral),
     Family::new("mixtral", mixtral::mixtral),
+    Family { sizes: nemotron_h::SIZES, ..Family::new("nemotron_h", nemotron_h::nemotron_h) },
     Family::new("olmo2", olmo2::olmo2),
     Family::new("olmo3", olmo3::olmo3),
     Family::new("olmoe", olmoe::olmoe),

@@ -27,6 +27,7 @@ pub fn usual(role: Role) -> &'static [&'static str] {
         | Role::LayerInputOutput
         | Role::LayerInputOutputNorm
         | Role::LayerScale => unreachable!("layers have no inputs or factors of their own"),
+        Role::ExpertLatent | Role::ExpertLatentOutput => unreachable!("experts read whole rows"),
         Role::RouterScale
         | Role::ExpertScales
         | Role::ExpertNorm

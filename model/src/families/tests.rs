@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 use skein_kernels::cpu::experts::Score;
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::rope::{RopeScaling, Rotation};
+use skein_kernels::gate::Gate;
 
 use super::FAMILIES;
 use crate::LoadError;
@@ -252,6 +253,59 @@ fn layers_of_granite_hybrids_have_a_state_space_or_attend() {
 }
 
 #[test]
+fn layers_of_nemotron_h_have_a_mixer_or_a_network() {
+    let nemotron = |changes: Value| {
+        let fields = json!({"model_type": "nemotron_h", "head_dim": 16, "mamba_num_heads": 8, "num_hidden_layers": 4,
+            "num_key_value_heads": 2, "hybrid_override_pattern": "M-*E"});
+        parse(fields, changes)
+    };
+    let spec = nemotron(json!({"n_group": 2, "routed_scaling_factor": 2.5, "time_step_limit": [0.0, null]}));
+    let kinds = |spec: &Spec| {
+        let of = |layer: &LayerSpec| {
+            let network = layer.feed_forward;
+            (layer.mixer, network.inner_size, network.experts.is_some())
+        };
+        spec.layers.iter().map(of).collect::<Vec<_>>()
+    };
+    let expected = [
+        (Mixer::State, 0, false),
+        (Mixer::None, 80, false),
+        (Mixer::Attention, 0, false),
+        (Mixer::None, 7688, true),
+    ];
+    assert_eq!(kinds(&spec), expected);
+    assert_eq!((spec.attention_layers(), spec.state_layers()), (1, 1));
+    assert!(!spec.rotations[0].is_any() && spec.norm.eps == 1e-5);
+    let network = spec.layers[3].feed_forward;
+    assert_eq!((network.activation, network.is_gated), (Gate::SquaredRelu, false));
+    let experts = network.experts.unwrap();
+    assert_eq!((experts.count, experts.routing.per_token, experts.routing.scale), (8, 2, 2.5));
+    assert!(experts.has_correction && experts.routing.score == Score::Sigmoid);
+    assert_eq!(experts.shared.map(|shared| (shared.inner_size, shared.is_weighted)), Some((7688, false)));
+    let latent = nemotron(json!({"moe_latent_size": 24}));
+    let shape =
+        |spec: &Spec, role| tensors::all(spec).into_iter().find(|it| it.role == role).map(|it| it.shape());
+    assert_eq!(shape(&spec, Role::ExpertLatent), None);
+    assert_eq!(shape(&latent, Role::ExpertLatent), Some(vec![24, 64]));
+    assert_eq!(shape(&latent, Role::ExpertDown), Some(vec![24, 7688]));
+    let Some(StateSpec::Space(space)) = spec.state else { panic!("{:?} is a state space", spec.state) };
+    let SpaceSpec { groups, heads, state_dim, head_dim, taps, has_taps_bias, .. } = space;
+    assert_eq!((groups, heads, state_dim, head_dim, taps, has_taps_bias), (8, 8, 128, 64, 4, true));
+    // As newer versions and as others write it.
+    let types = ["linear_attention", "mlp", "full_attention", "moe"];
+    let listed =
+        json!({"hybrid_override_pattern": null, "num_hidden_layers": null, "layers_block_type": types});
+    assert_eq!(kinds(&nemotron(listed)), expected);
+    let both =
+        json!({"layer_types": ["mamba", "mlp", "attention", "moe"], "n_groups": 2, "mamba_n_groups": 4});
+    let both = nemotron(both);
+    assert_eq!((kinds(&both).as_slice(), both.state.unwrap().units()), (&expected[..], 4));
+    // Every layer has one norm.
+    let norms = tensors::all(&spec).into_iter().filter(|tensor| tensor.name.ends_with(".norm.weight"));
+    assert_eq!(norms.filter(|tensor| !tensor.name.contains("mixer")).count(), 4);
+}
+
+#[test]
 fn the_text_model_of_qwen3_5_is_read_from_that_of_images() {
     let nested = json!({
         "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "tie_word_embeddings": false,
@@ -355,6 +409,42 @@ fn what_a_family_lacks_is_refused_with_field_and_value() {
     refused("granitemoehybrid", "mamba_d_head", json!(2), &["2", "1, so that"]);
     refused("granitemoehybrid", "mamba_proj_bias", json!(true), &["true", "false"]);
     refused("granitemoehybrid", "time_step_limit", json!([0.0, 0.1]), &["0.1", "from 0 to infinity"]);
+    let letters = "hybrid_override_pattern";
+    refused("nemotron_h", letters, json!("MX"), &["MX", "M, *, - or E"]);
+    refused(
+        "nemotron_h",
+        letters,
+        json!("M*-"),
+        &["num_hidden_layers is 2", "3, as many as hybrid_override_pattern"],
+    );
+    refused("nemotron_h", letters, json!("M-"), &["M-", "one of which attends"]);
+    refused("nemotron_h", letters, json!(""), &["1 to 4096 layers"]);
+    refused("nemotron_h", letters, json!(null), &["layers_block_type", "missing"]);
+    refused("nemotron_h", "layers_block_type", json!(["mamba", "conv"]), &["conv", "mlp and moe"]);
+    let nemotron = |field: &str, value: Value, words: &[&str]| {
+        let mut fields = json!({"model_type": "nemotron_h", letters: "M*E", "num_hidden_layers": 3, "head_dim": 16,
+            "num_key_value_heads": 2});
+        fields[field] = value;
+        let error = try_parse(fields).unwrap_err().to_string();
+        words.iter().for_each(|word| assert!(error.contains(word), "{error:?} says {word:?}"));
+    };
+    nemotron(
+        "layers_block_type",
+        json!(["moe", "mamba"]),
+        &[letters, "the same layers as layers_block_type"],
+    );
+    for field in ["use_bias", "attention_bias", "mamba_proj_bias"] {
+        nemotron(field, json!(true), &[field, "true", "false"]);
+    }
+    nemotron("mlp_bias", json!(true), &["mlp_bias", "with experts"]);
+    nemotron("mlp_hidden_act", json!("silu"), &["silu", "relu2"]);
+    nemotron("moe_latent_size", json!(0), &["moe_latent_size", "0", "from 1"]);
+    nemotron("n_shared_experts", json!(2), &["n_shared_experts", "2"]);
+    nemotron("sliding_window", json!(16), &["sliding_window", "16", "null"]);
+    nemotron("n_groups", json!(3), &["3", "a divisor of mamba_num_heads, 128"]);
+    nemotron("ssm_state_size", json!(10), &["10", "multiple of 4"]);
+    nemotron("mamba_dt_limit", json!([0.1, 0.2]), &["mamba_dt_limit", "from 0 to infinity"]);
+    nemotron("n_group", json!(3), &["3", "a divisor of n_routed_experts, 8"]);
     refused("olmo3", "rope_parameters", json!(3), &["3", "object"]);
     for family in ["qwen3_5_text", "lfm2", "olmo3"] {
         refused(family, "layer_types", json!(vec!["full_attention"; 77]), &["full_attention", "entries"]);

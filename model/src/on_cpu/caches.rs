@@ -73,15 +73,18 @@ impl Caches {
             .state
             .map(|state| StateCache::new(state.shape(), spec.state_layers(), state_slots as usize))
             .transpose()?;
-        let is_shared = spec.layers.iter().any(|layer| layer.cache_of.is_some());
-        if windowed.is_none() && states.is_none() && !is_shared {
+        let all_have_own = spec.layers.iter().all(LayerSpec::has_memory);
+        if windowed.is_none() && states.is_none() && all_have_own {
             return Ok(main.into());
         }
         let (mut counts, mut places) = ([0; 3], Vec::with_capacity(spec.layers.len()));
         let mut place = |layer: &LayerSpec| {
             let is_windowed = windowed.is_some() && layer.window.is_some();
-            let has_state = layer.mixer == Mixer::State;
-            let count = &mut counts[if has_state { 2 } else { usize::from(is_windowed) }];
+            let count = &mut counts[match layer.mixer {
+                Mixer::Attention => usize::from(is_windowed),
+                Mixer::State => 2,
+                Mixer::None => return Place { is_windowed: false, layer: 0 }, // never asked for
+            }];
             *count += 1;
             Place { is_windowed, layer: *count - 1 }
         };

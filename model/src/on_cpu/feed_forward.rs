@@ -12,11 +12,12 @@ use skein_kernels::cpu::mlp::{activate_into, glu};
 use skein_kernels::cpu::norm::{rms_norm, rms_norm_add};
 use skein_kernels::cpu::packed::Order;
 use skein_kernels::cpu::rows::RowsMut;
+use skein_kernels::gate::Gate;
 
 use super::adapter::{AdapterRows, ChangedProduct, LayerProduct};
 use super::capture::{Capture, Network as Reading, Reader};
 use super::exchange::Exchange;
-use super::layers::{self, FeedForward, GatedNetwork, MixtureNorms, Norm, Projection};
+use super::layers::{self, FeedForward, MixtureNorms, NetworkWeights, Norm, Projection};
 use super::model::Model;
 use crate::spec::{ExpertsSpec, FeedForwardSpec, LayerSpec, Spec};
 use crate::tensors::Product;
@@ -24,7 +25,7 @@ use crate::tensors::Product;
 /// Activations of ungated networks and of experts.
 #[derive(Default)]
 pub(super) struct Inner {
-    /// `[rows, inner]` of an ungated network.
+    /// `[rows, inner]` of an ungated network, or `[pairs, inner]` of ungated experts.
     up: Aligned<f32>,
     /// `[rows, gate | up]`, if an adapter changes one of them or down.
     gate_up: Aligned<f32>,
@@ -43,9 +44,11 @@ struct Experts {
     /// Router logits, `[rows, experts]`.
     logits: Aligned<f32>,
     choices: Choices,
-    /// Gathered inputs, `[pairs, hidden]`.
+    /// Projections that the experts read, and then their sums, `[rows, latent]`, if they read no whole rows.
+    latents: Aligned<f32>,
+    /// Gathered inputs, `[pairs, width]`.
     input: Input,
-    /// Outputs of the experts, `[pairs, hidden]`.
+    /// Outputs of the experts, `[pairs, width]`.
     outputs: Aligned<f32>,
     /// Sum of the parts' normalised outputs, `[rows, hidden]`, if they have norms.
     total: Aligned<f32>,
@@ -53,24 +56,35 @@ struct Experts {
 
 impl Inner {
     pub fn grow(&mut self, spec: &Spec, rows: usize) {
-        let [up, logits, outputs, experts_rows, total] = Self::lens(spec, rows);
+        let [up, logits, latents, outputs, experts_rows, total] = Self::lens(spec, rows);
         self.up.grow(up);
         self.experts.logits.grow(logits);
+        self.experts.latents.grow(latents);
         self.experts.outputs.grow(outputs);
         self.experts.rows.grow(experts_rows);
         self.experts.total.grow(total);
     }
 
-    /// Buffer lengths for steps of `rows` rows: an ungated network's, then experts' logits, outputs and
-    /// inputs, and the sum of normalised outputs.
-    pub fn lens(spec: &Spec, rows: usize) -> [usize; 5] {
-        let plain = spec.layers.iter().filter(|layer| !layer.feed_forward.is_gated);
-        let plain = plain.map(|layer| layer.feed_forward.inner_size).max().unwrap_or_default();
+    /// Buffer lengths for steps of `rows` rows: an ungated network's, then experts' logits, latents, outputs
+    /// and inputs, and the sum of normalised outputs.
+    pub fn lens(spec: &Spec, rows: usize) -> [usize; 6] {
+        let plain = spec.layers.iter().map(|layer| layer.feed_forward).filter(|network| !network.is_gated);
+        let plain = plain.map(|network| match network.experts {
+            None => network.inner_size,
+            Some(ExpertsSpec { routing, shared, .. }) => {
+                let shared = shared.map_or(0, |shared| shared.inner_size);
+                shared.max(routing.per_token * network.inner_size)
+            }
+        });
+        let plain = plain.max().unwrap_or_default();
         let (experts, per_token) = spec.experts();
         let inputs = if experts > 0 { spec.hidden_size } else { 0 };
         let has_own_norms = |layer: &LayerSpec| layer.feed_forward.experts.is_some_and(|it| it.has_own_norms);
         let total = if spec.layers.iter().any(has_own_norms) { spec.hidden_size } else { 0 };
-        [plain, experts, per_token * spec.hidden_size, inputs, total].map(|width| rows * width)
+        let latent = |layer: &LayerSpec| layer.feed_forward.experts.and_then(|experts| experts.latent);
+        let latents = spec.layers.iter().filter_map(latent).max().unwrap_or_default();
+        let outputs = per_token * spec.expert_width();
+        [plain, experts, latents, outputs, inputs, total].map(|width| rows * width)
     }
 
     /// The input of the down projection before it was encoded, `[rows, inner]`, if an adapter changes the
@@ -81,8 +95,8 @@ impl Inner {
 
     /// Number of allocated values.
     pub fn len(&self) -> usize {
-        let Experts { logits, outputs, rows, total, .. } = &self.experts;
-        [&self.up, logits, outputs, rows, total].map(|values| values.len()).iter().sum()
+        let Experts { logits, latents, outputs, rows, total, .. } = &self.experts;
+        [&self.up, logits, latents, outputs, rows, total].map(|values| values.len()).iter().sum()
     }
 }
 
@@ -107,7 +121,7 @@ pub(super) struct Network<'a> {
 
 impl Network<'_> {
     /// Sets `inner` to the input of a dense network's down projection, and returns that projection; `None` if
-    /// `weights` are experts.
+    /// `weights` are experts, or there are none.
     pub fn run_dense<'w>(
         &self,
         cpu: &mut Cpu,
@@ -118,34 +132,31 @@ impl Network<'_> {
         let is_changed = self.is_changed(LayerProduct::GateUp) || self.is_changed(LayerProduct::Down);
         let DenseBuffers { input, exact, values } = buffers;
         match weights {
-            FeedForward::Gated(network) if is_changed => {
-                self.normalise(cpu, network, input);
-                self.run_changed(cpu, network, DenseBuffers { input, exact, values }, inner);
-                Some(&network.down)
-            }
-            FeedForward::Gated(network) => {
-                self.normalise(cpu, network, input);
-                gate(self.model, cpu, self.spec, network, input, inner);
-                Some(&network.down)
-            }
-            FeedForward::Plain(up, down) => {
-                let (stack, rows) = ([up.linear()], self.x.len() / self.model.spec.hidden_size);
-                let encoding = self.model.encoding(&stack, input);
+            FeedForward::Dense(network) => {
+                let encoding = self.model.encoding(&network.inputs(), input);
                 self.model.normalise_into(cpu, self.x, self.norm, encoding, input);
-                let (width, encoding) = (self.spec.inner_size, self.model.encoding(&[down.linear()], inner));
-                let Inner { up, exact: kept, .. } = values;
-                let up = &mut up[..rows * width];
-                matmul(cpu, input, &stack, up, Write::Set);
-                self.change(cpu, exact, RowsMut { values: up, stride: width });
-                activate_into(cpu, self.spec.activation, up, width, encoding, inner);
-                if self.is_changed(LayerProduct::Down) {
-                    activate_into(cpu, self.spec.activation, up, width, Encoding::F32, exact);
-                    kept.grow(rows * width);
-                    exact.copy_to(&mut kept[..rows * width]);
+                match &network.gate {
+                    _ if !is_changed => {
+                        run_inner(
+                            self.model,
+                            cpu,
+                            self.spec.activation,
+                            network,
+                            input,
+                            &mut values.up,
+                            inner,
+                        );
+                    }
+                    Some(gate) => {
+                        self.run_changed(cpu, gate, network, DenseBuffers { input, exact, values }, inner);
+                    }
+                    None => {
+                        self.run_ungated_changed(cpu, network, DenseBuffers { input, exact, values }, inner);
+                    }
                 }
-                Some(down)
+                Some(&network.down)
             }
-            FeedForward::Experts(..) => None,
+            FeedForward::Experts(..) | FeedForward::None => None,
         }
     }
 
@@ -162,16 +173,39 @@ impl Network<'_> {
         }
     }
 
-    /// [`gate`] in steps, with the changes of adapters. Rows without one get the same bits.
+    /// [`run_inner`] without a gate, with the changes of adapters.
+    fn run_ungated_changed(
+        &self,
+        cpu: &mut Cpu,
+        network: &NetworkWeights,
+        buffers: DenseBuffers<'_>,
+        inner: &mut Input,
+    ) {
+        let DenseBuffers { input, exact, values: Inner { up, exact: kept, .. } } = buffers;
+        let (rows, width) = (self.x.len() / self.model.spec.hidden_size, self.spec.inner_size);
+        let encoding = self.model.encoding(&[network.down.linear()], inner);
+        let up = &mut up[..rows * width];
+        matmul(cpu, input, &[network.up.linear()], up, Write::Set);
+        self.change(cpu, exact, RowsMut { values: up, stride: width });
+        activate_into(cpu, self.spec.activation, up, width, encoding, inner);
+        if self.is_changed(LayerProduct::Down) {
+            activate_into(cpu, self.spec.activation, up, width, Encoding::F32, exact);
+            kept.grow(rows * width);
+            exact.copy_to(&mut kept[..rows * width]);
+        }
+    }
+
+    /// [`run_inner`] with a gate in steps, with the changes of adapters. Rows without one get the same bits.
     fn run_changed(
         &self,
         cpu: &mut Cpu,
-        network: &GatedNetwork,
+        gate: &Projection,
+        network: &NetworkWeights,
         buffers: DenseBuffers<'_>,
         inner: &mut Input,
     ) {
         let DenseBuffers { input, exact, values: buffers } = buffers;
-        let GatedNetwork { gate, up, down } = network;
+        let NetworkWeights { up, down, .. } = network;
         let (rows, width) = (self.x.len() / self.model.spec.hidden_size, self.spec.inner_size);
         buffers.gate_up.grow(rows * 2 * width);
         buffers.exact.grow(rows * width);
@@ -183,26 +217,27 @@ impl Network<'_> {
         let encoding = self.model.encoding(&[down.linear()], inner);
         inner.set(cpu, encoding, values, width);
     }
-
-    fn normalise(&self, cpu: &mut Cpu, network: &GatedNetwork, input: &mut Input) {
-        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()], input);
-        self.model.normalise_into(cpu, self.x, self.norm, encoding, input);
-    }
 }
 
-/// Sets `inner` to `activation(gate(input)) * up(input)`.
-fn gate(
+/// Sets `inner` to `activation(gate(input)) * up(input)`, or to `activation(up(input))` without a gate, for
+/// which `values` is memory.
+fn run_inner(
     model: &Model,
     cpu: &mut Cpu,
-    spec: &FeedForwardSpec,
-    network: &GatedNetwork,
+    activation: Gate,
+    network: &NetworkWeights,
     input: &Input,
+    values: &mut [f32],
     inner: &mut Input,
 ) {
-    let GatedNetwork { gate, up, down } = network;
-    let gated = Gated { activation: spec.activation, gate: gate.linear(), up: up.linear() };
-    let encoding = model.encoding(&[down.linear()], inner);
-    gated_matmul(cpu, input, gated, encoding, inner);
+    let (up, encoding) = (network.up.linear(), model.encoding(&[network.down.linear()], inner));
+    if let Some(gate) = &network.gate {
+        return gated_matmul(cpu, input, Gated { activation, gate: gate.linear(), up }, encoding, inner);
+    }
+    let width = up.weights.rows();
+    let values = &mut values[..input.rows() * width];
+    matmul(cpu, input, &[up], values, Write::Set);
+    activate_into(cpu, activation, values, width, encoding, inner);
 }
 
 /// Mixture of experts of one layer.
@@ -232,7 +267,6 @@ impl Mixture<'_> {
         capture: &mut Capture,
         exchange: Exchange<'_>,
     ) -> Result<(), Lost> {
-        let hidden = self.model.spec.hidden_size;
         if let Some(norms) = &self.weights.own_norms {
             self.route(cpu, x, Some(&norms.router), buffers, capture);
             let Experts { normalised, choices, .. } = &mut buffers.experts;
@@ -244,8 +278,7 @@ impl Mixture<'_> {
         }
         self.route(cpu, x, self.norm, buffers, capture);
         self.run_experts(cpu, x.len(), inner, buffers, capture, exchange)?;
-        let Experts { choices, outputs, .. } = &mut buffers.experts;
-        choices.add_outputs(cpu, &outputs[..choices.pairs() * hidden], hidden, x);
+        self.add_outputs(cpu, x, &mut buffers.experts);
         self.add_shared(cpu, x, inner, buffers, capture);
         Ok(())
     }
@@ -269,6 +302,27 @@ impl Mixture<'_> {
         choices.route(cpu, logits, count, routing, correction.as_deref());
     }
 
+    /// Width of what an expert reads and writes.
+    fn width(&self) -> usize {
+        self.experts.latent.unwrap_or(self.model.spec.hidden_size)
+    }
+
+    /// Adds the sum of the experts' outputs to `x`, projected if they read projections.
+    fn add_outputs(&self, cpu: &mut Cpu, x: &mut [f32], buffers: &mut Experts) {
+        let Experts { latents, choices, input, outputs, .. } = buffers;
+        let width = self.width();
+        let outputs = &outputs[..choices.pairs() * width];
+        let Some((_, output)) = &self.weights.latent else {
+            return choices.add_outputs(cpu, outputs, width, x);
+        };
+        let sum = &mut latents[..x.len() / self.model.spec.hidden_size * width];
+        sum.fill(0.0);
+        choices.add_outputs(cpu, outputs, width, sum);
+        let encoding = self.model.encoding(&[output.linear()], input);
+        input.set(cpu, encoding, sum, width);
+        matmul(cpu, input, &[output.linear()], x, Write::Add);
+    }
+
     /// Sets `outputs` to what all ranks' experts make of `normalised`, `values` values, and `rows` to that.
     fn run_experts(
         &self,
@@ -279,11 +333,22 @@ impl Mixture<'_> {
         capture: &mut Capture,
         exchange: Exchange<'_>,
     ) -> Result<(), Lost> {
-        let Experts { normalised, rows, choices, input, outputs, .. } = &mut buffers.experts;
-        let (hidden, networks) = (self.model.spec.hidden_size, &self.weights.networks);
+        let Inner { up, experts, .. } = buffers;
+        let Experts { normalised, rows, latents, choices, input, outputs, .. } = experts;
+        let (hidden, networks, width) = (self.model.spec.hidden_size, &self.weights.networks, self.width());
         let rows = &mut rows[..values];
         normalised.copy_to(rows);
-        let outputs = &mut outputs[..choices.pairs() * hidden];
+        let read: &[f32] = match &self.weights.latent {
+            None => rows,
+            Some((latent, _)) => {
+                let encoding = self.model.encoding(&[latent.linear()], input);
+                input.set(cpu, encoding, rows, hidden);
+                let latents = &mut latents[..values / hidden * width];
+                matmul(cpu, input, &[latent.linear()], latents, Write::Set);
+                latents
+            }
+        };
+        let outputs = &mut outputs[..choices.pairs() * width];
         let own = choices.chosen().filter(|(expert, _)| networks[*expert].is_some());
         let chosen: Vec<(usize, Range<usize>)> = own.collect();
         // A single run, unless other ranks' experts lie between, or the checkpoint stores experts in several
@@ -294,10 +359,10 @@ impl Mixture<'_> {
         for run in chosen.chunk_by(joins) {
             let (start, end) = (run[0].1.start, run[run.len() - 1].1.end);
             let (of_run, first) = (choices.rows(start..end), self.network(run[0].0));
-            let encoding = self.model.encoding(&[first.gate.linear(), first.up.linear()], input);
+            let encoding = self.model.encoding(&first.inputs(), input);
             let of_inner = self.model.encoding(&[first.down.linear()], inner);
-            input.fill(cpu, encoding, of_run.len(), hidden, |i, to| {
-                to.copy_from_slice(&rows[of_run[i] as usize * hidden..][..hidden]);
+            input.fill(cpu, encoding, of_run.len(), width, |i, to| {
+                to.copy_from_slice(&read[of_run[i] as usize * width..][..width]);
                 let factor = choices.factor(start + i);
                 if factor != 1.0 {
                     to.iter_mut().for_each(|to| *to *= factor);
@@ -306,16 +371,23 @@ impl Mixture<'_> {
             let place = |pairs: &Range<usize>| pairs.start - start..pairs.end - start;
             let places = || run.iter().map(move |(expert, pairs)| (*expert, place(pairs)));
             capture.take_of_experts(Product::GateUp, input, places());
-            let gated = places().map(|(expert, place)| (place, self.gated(expert)));
-            grouped_gated_matmul(cpu, input, &gated.collect::<Vec<_>>(), of_inner, inner);
+            if self.spec.is_gated {
+                let gated = places().map(|(expert, place)| (place, self.gated(expert)));
+                grouped_gated_matmul(cpu, input, &gated.collect::<Vec<_>>(), of_inner, inner);
+            } else {
+                let ups = places().map(|(expert, place)| (place, self.network(expert).up.linear()));
+                let up = &mut up[..(end - start) * self.spec.inner_size];
+                grouped_matmul(cpu, input, &ups.collect::<Vec<_>>(), up);
+                activate_into(cpu, self.spec.activation, up, self.spec.inner_size, of_inner, inner);
+            }
             capture.take_of_experts(Product::Down, inner, places());
             let down = places().map(|(expert, place)| (place, self.network(expert).down.linear()));
-            let outputs = &mut outputs[start * hidden..end * hidden];
+            let outputs = &mut outputs[start * width..end * width];
             grouped_matmul(cpu, inner, &down.collect::<Vec<_>>(), outputs);
         }
         let Exchange { shared, ranks } = exchange;
         if ranks.count() > 1 {
-            shared.expert_outputs(ranks, &self.model.shard.experts, choices, outputs, hidden)?;
+            shared.expert_outputs(ranks, &self.model.shard.experts, choices, outputs, width)?;
         }
         Ok(())
     }
@@ -332,15 +404,15 @@ impl Mixture<'_> {
         let (Some((network, _)), Some(output_norm)) = (&self.weights.shared, self.output_norm) else {
             return;
         };
-        let Experts { rows, choices, input, outputs, total, .. } = &mut buffers.experts;
+        let Inner { up, experts: Experts { rows, choices, input, outputs, total, .. }, .. } = buffers;
         let (hidden, eps) = (self.model.spec.hidden_size, self.model.spec.norm.eps);
         let (sum, total) = (&mut rows[..x.len()], &mut total[..x.len()]);
         sum.fill(0.0);
         choices.add_outputs(cpu, &outputs[..choices.pairs() * hidden], hidden, sum);
         rms_norm(cpu, sum, &norms.expert_outputs, eps, total);
-        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()], input);
+        let encoding = self.model.encoding(&network.inputs(), input);
         self.model.normalise_into(cpu, x, self.norm, encoding, input);
-        gate(self.model, cpu, self.spec, network, input, inner);
+        run_inner(self.model, cpu, self.spec.activation, network, input, up, inner);
         matmul(cpu, inner, &[network.down.linear()], sum, Write::Set);
         rms_norm_add(cpu, sum, &norms.shared_outputs, eps, total);
         rms_norm_add(cpu, total, output_norm, eps, x);
@@ -356,11 +428,11 @@ impl Mixture<'_> {
         capture: &mut Capture,
     ) {
         let Some((network, router)) = &self.weights.shared else { return };
-        let Experts { normalised, rows, logits, input, outputs, .. } = &mut buffers.experts;
+        let Inner { up, experts: Experts { normalised, rows, logits, input, outputs, .. }, .. } = buffers;
         let (hidden, down) = (self.model.spec.hidden_size, network.down.linear());
-        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()], input);
+        let encoding = self.model.encoding(&network.inputs(), input);
         input.set(cpu, encoding, &rows[..x.len()], hidden);
-        gate(self.model, cpu, self.spec, network, input, inner);
+        run_inner(self.model, cpu, self.spec.activation, network, input, up, inner);
         capture.take(Reader { network: Reading::Shared, product: Product::GateUp }, input);
         capture.take(Reader { network: Reading::Shared, product: Product::Down }, inner);
         let Some(router) = router else { return matmul(cpu, inner, &[down], x, Write::Add) };
@@ -371,19 +443,19 @@ impl Mixture<'_> {
     }
 
     /// Network of an expert on this rank.
-    fn network(&self, expert: usize) -> &GatedNetwork {
+    fn network(&self, expert: usize) -> &NetworkWeights {
         self.weights.networks[expert].as_ref().expect("only the rank's own experts are computed")
     }
 
     fn gated(&self, expert: usize) -> Gated<'_> {
-        let GatedNetwork { gate, up, .. } = self.network(expert);
-        Gated { activation: self.spec.activation, gate: gate.linear(), up: up.linear() }
+        let [gate, up] = self.network(expert).inputs();
+        Gated { activation: self.spec.activation, gate, up }
     }
 
     /// Encoding and order of the inputs of an expert's products: gate and up, then down.
     fn reads(&self, expert: usize) -> [(Encoding, Option<&Order>); 2] {
-        let GatedNetwork { gate, up, down } = self.network(expert);
-        let (gate, up, down) = (gate.linear(), up.linear(), down.linear());
+        let network = self.network(expert);
+        let ([gate, up], down) = (network.inputs(), network.down.linear());
         [
             (self.model.encoding_alone(&[gate, up]), gate.weights.order()),
             (self.model.encoding_alone(&[down]), down.weights.order()),

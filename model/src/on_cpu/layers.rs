@@ -11,7 +11,7 @@ use skein_kernels::cpu::packed::Packed;
 use crate::LoadError;
 use crate::checkpoint::Weights;
 use crate::shard::Shard;
-use crate::spec::{ExpertsSpec, QkNorm, Spec};
+use crate::spec::{ExpertsSpec, FeedForwardSpec, QkNorm, Spec};
 use crate::state_spec::{DeltaSpec, Mixer, SpaceSpec, StateSpec};
 use crate::tensors::{Kind, Role, Tensor};
 
@@ -27,7 +27,8 @@ pub(super) struct Layer {
     pub v_norm: Option<Vec<f32>>,
     /// A logit without a value for each query head.
     pub sinks: Option<Vec<f32>>,
-    pub o: Projection,
+    /// `None` if nothing mixes tokens.
+    pub o: Option<Projection>,
     /// Norm of the output before it is added to the residual stream.
     pub o_norm: Option<Vec<f32>>,
     /// `None` if the input is not normalised or shares the attention's norm.
@@ -59,6 +60,8 @@ pub(super) enum AttentionInputs {
     Queries(Box<[Projection; 1]>),
     Latent(Box<Latent>),
     State(Box<State>),
+    /// The layer has only a feed-forward network.
+    None,
 }
 
 /// Weights of latent attention.
@@ -125,10 +128,10 @@ pub(super) struct Space {
 
 /// Weights of a feed-forward network.
 pub(super) enum FeedForward {
-    Gated(GatedNetwork),
-    /// `up` and `down` of an ungated network.
-    Plain(Projection, Projection),
+    Dense(Box<NetworkWeights>),
     Experts(Box<Mixture>),
+    /// The layer has none.
+    None,
 }
 
 /// A mixture of experts.
@@ -136,10 +139,13 @@ pub(super) struct Mixture {
     pub router: Projection,
     /// Correction added to the experts' scores before the choice.
     pub correction: Option<Vec<f32>>,
+    /// Projections to what experts read and from what they add up to, if they read no whole rows; complete on
+    /// every rank.
+    pub latent: Option<(Projection, Projection)>,
     /// Experts on this rank.
-    pub networks: Vec<Option<GatedNetwork>>,
+    pub networks: Vec<Option<NetworkWeights>>,
     /// Shared network and the projection for its weight; complete on every rank.
-    pub shared: Option<(GatedNetwork, Option<Projection>)>,
+    pub shared: Option<(NetworkWeights, Option<Projection>)>,
     pub own_norms: Option<MixtureNorms>,
 }
 
@@ -152,10 +158,19 @@ pub(super) struct MixtureNorms {
     pub shared_outputs: Vec<f32>,
 }
 
-pub(super) struct GatedNetwork {
-    pub gate: Projection,
+/// Weights of one network.
+pub(super) struct NetworkWeights {
+    /// `None` in an ungated network.
+    pub gate: Option<Projection>,
     pub up: Projection,
     pub down: Projection,
+}
+
+impl NetworkWeights {
+    /// The two matrices that read its input; of an ungated network the same twice.
+    pub fn inputs(&self) -> [Linear<'_>; 2] {
+        [self.gate.as_ref().unwrap_or(&self.up), &self.up].map(Projection::linear)
+    }
 }
 
 /// Weights that make the inputs of all layers.
@@ -206,8 +221,11 @@ impl Layer {
         if attention.qk_norm == QkNorm::Unweighted && rotation.is_any() {
             qk_norm = Some((ones.clone(), ones.clone()));
         }
-        let has_state = spec.layers[layer].mixer == Mixer::State;
-        let output = if has_state { Role::StateOutput } else { Role::AttentionOutput };
+        let output = match spec.layers[layer].mixer {
+            Mixer::Attention => Some(Role::AttentionOutput),
+            Mixer::State => Some(Role::StateOutput),
+            Mixer::None => None,
+        };
         let (o_norm, down_norm) = (vector(Role::AttentionOutputNorm), vector(Role::FeedForwardOutputNorm));
         Self {
             attention_norm: parts.norm(Some(layer), Role::AttentionNorm),
@@ -215,7 +233,7 @@ impl Layer {
             qk_norm,
             v_norm: (attention.has_value_norm && has_keys).then_some(ones),
             sinks: parts.vector(layer, Role::Sinks),
-            o: parts.projection(layer, output),
+            o: output.map(|role| parts.projection(layer, role)),
             o_norm,
             feed_forward_norm: parts.norm(Some(layer), Role::FeedForwardNorm),
             feed_forward: FeedForward::new(parts, spec, layer),
@@ -232,6 +250,9 @@ impl Layer {
 
 impl AttentionInputs {
     fn new(parts: &mut Parts, spec: &Spec, shard: &Shard, layer: usize) -> Self {
+        if spec.layers[layer].mixer == Mixer::None {
+            return Self::None;
+        }
         if let (Mixer::State, Some(state)) = (spec.layers[layer].mixer, &spec.state) {
             return Self::State(Box::new(State::new(parts, state, &shard.state_units, layer)));
         }
@@ -327,7 +348,8 @@ impl Delta {
 
 impl Space {
     fn new(parts: &mut Parts, spec: &SpaceSpec, layer: usize) -> Self {
-        let rate = |stored: f32| f64::from(stored).exp() as f32;
+        let rate =
+            |stored: f32| if spec.has_negative_rates { -stored } else { f64::from(stored).exp() as f32 };
         Self {
             decay_rate: parts.listed(layer, Role::StateDecayRate).into_iter().map(rate).collect(),
             time_bias: parts.listed(layer, Role::StateDecayBias),
@@ -343,40 +365,46 @@ impl Space {
 impl FeedForward {
     fn new(parts: &mut Parts, of: &Spec, layer: usize) -> Self {
         let spec = &of.layers[layer].feed_forward;
+        if !spec.exists() {
+            return Self::None;
+        }
         if let Some(experts) = spec.experts {
             let own_norms = experts.has_own_norms.then(|| MixtureNorms::new(parts, of.hidden_size, layer));
-            return Self::Experts(Box::new(Mixture { own_norms, ..Mixture::new(parts, experts, layer) }));
+            return Self::Experts(Box::new(Mixture {
+                own_norms,
+                ..Mixture::new(parts, spec, experts, layer)
+            }));
         }
-        let (up, down) = (parts.projection(layer, Role::Up), parts.projection(layer, Role::Down));
-        if spec.is_gated {
-            Self::Gated(GatedNetwork { gate: parts.projection(layer, Role::Gate), up, down })
-        } else {
-            Self::Plain(up, down)
-        }
+        Self::Dense(Box::new(NetworkWeights {
+            gate: spec.is_gated.then(|| parts.projection(layer, Role::Gate)),
+            up: parts.projection(layer, Role::Up),
+            down: parts.projection(layer, Role::Down),
+        }))
     }
 }
 
 impl Mixture {
-    fn new(parts: &mut Parts, spec: ExpertsSpec, layer: usize) -> Self {
+    fn new(parts: &mut Parts, network: &FeedForwardSpec, spec: ExpertsSpec, layer: usize) -> Self {
         let expert = |expert| {
             let at = |role| (Some(layer), Some(expert), role);
-            if !parts.has_matrix(at(Role::ExpertGate)) {
+            if !parts.has_matrix(at(Role::ExpertUp)) {
                 return None; // on another rank
             }
             let mut take = |role| parts.projection_at(at(role));
-            let (gate, up) = (take(Role::ExpertGate), take(Role::ExpertUp));
-            Some(GatedNetwork { gate, up, down: take(Role::ExpertDown) })
+            let gate = network.is_gated.then(|| take(Role::ExpertGate));
+            Some(NetworkWeights { gate, up: take(Role::ExpertUp), down: take(Role::ExpertDown) })
         };
         let networks = (0..spec.count).map(expert).collect();
         let mut take = |role| parts.projection(layer, role);
         let shared = spec.shared.map(|shared| {
-            let (gate, up) = (take(Role::SharedGate), take(Role::SharedUp));
-            let network = GatedNetwork { gate, up, down: take(Role::SharedDown) };
+            let gate = network.is_gated.then(|| take(Role::SharedGate));
+            let network = NetworkWeights { gate, up: take(Role::SharedUp), down: take(Role::SharedDown) };
             (network, shared.is_weighted.then(|| take(Role::SharedRouter)))
         });
+        let latent = spec.latent.map(|_| (take(Role::ExpertLatent), take(Role::ExpertLatentOutput)));
         let router = take(Role::Router);
         let correction = parts.vector(layer, Role::RouterCorrection);
-        Self { router, networks, shared, correction, own_norms: None }
+        Self { router, latent, networks, shared, correction, own_norms: None }
     }
 }
 

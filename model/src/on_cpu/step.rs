@@ -27,7 +27,7 @@ use super::model::Model;
 use super::profile::{Part, Profile};
 use super::residual::{Change, Residual};
 use crate::operations::Operations;
-use crate::spec::{AttentionSpec, QkNorm, Spec, Temperature};
+use crate::spec::{AttentionSpec, LayerSpec, QkNorm, Spec, Temperature};
 use crate::tensors::Product;
 
 /// The rows of a forward step; see [`crate::backend::Batch`].
@@ -199,8 +199,7 @@ impl<'a> Running<'a> {
     /// to the front: nothing reads the others' results.
     fn end_early(&mut self, layer: usize) {
         let (wanted, spec) = (self.step.wanted, &self.model.spec);
-        let is_needed = spec.layers[layer + 1..].iter().any(|later| later.cache_of.is_none());
-        if !self.model.shard.is_last() || is_needed || wanted.len() == self.rows {
+        if !self.ends_before(layer + 1) {
             return;
         }
         keep_rows(&mut self.activations.x, wanted, spec.hidden_size);
@@ -220,6 +219,23 @@ impl<'a> Running<'a> {
         }
         (self.rows, self.has_ended_early) = (wanted.len(), true);
         self.adapters = self.step.adapters[1];
+    }
+
+    /// Whether no layer from `next` on reads the rows that are not wanted.
+    fn ends_before(&self, next: usize) -> bool {
+        let is_needed = self.model.spec.layers[next..].iter().any(LayerSpec::has_memory);
+        self.model.shard.is_last() && !is_needed && self.step.wanted.len() != self.rows
+    }
+
+    /// Continues with the wanted rows only in a stage whose layers have only feed-forward networks.
+    fn end_before_the_first(&mut self) {
+        if self.ends_before(0) {
+            let (wanted, spec) = (self.step.wanted, &self.model.spec);
+            keep_rows(&mut self.activations.x, wanted, spec.hidden_size);
+            self.activations.layer_inputs.keep(spec, wanted, keep_rows);
+            (self.rows, self.has_ended_early) = (wanted.len(), true);
+            self.adapters = self.step.adapters[1];
+        }
     }
 
     /// Moves the wanted rows' angles to where they are looked for among fewer rows.
@@ -269,6 +285,7 @@ impl Operations for Running<'_> {
             angles(cpu, rotation, step.positions, &mut cos[of_rotation.clone()], &mut sin[of_rotation]);
         }
         profile.mark(Part::Embed);
+        self.end_before_the_first();
         Ok(())
     }
 
@@ -288,6 +305,7 @@ impl Operations for Running<'_> {
                 self.state_input(index, weights);
                 return Ok(());
             }
+            AttentionInputs::None => return Ok(()),
         }
         self.end_early(index);
         self.activations.profile.mark(Part::Cache);
@@ -342,7 +360,8 @@ impl Operations for Running<'_> {
         let Activations { x, input, attended, latent, added, changes, shared, profile, capture, .. } =
             &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
-        let (o, attention) = (layer.o.linear(), spec.attention_of(index));
+        let Some(o) = layer.o.as_ref().map(Projection::linear) else { return Ok(()) };
+        let attention = spec.attention_of(index);
         match (&layer.inputs, &attention.latent) {
             (AttentionInputs::Latent(weights), Some(of)) => {
                 let attended = &attended[..*rows * attention.heads * of.rank];

@@ -33,6 +33,9 @@ pub fn part_without_kernel(spec: &Spec) -> Option<&'static str> {
     if mixtures().any(|experts| experts.count > MAX_EXPERTS || experts.routing.per_token > MAX_PER_TOKEN) {
         return Some("more than 512 experts in a layer, or more than 32 of them for a token");
     }
+    if mixtures().any(|experts| experts.latent.is_some()) {
+        return Some("experts that read a projection of rows");
+    }
     if mixtures().any(|experts| experts.routing.groups.is_some_and(|groups| groups.count > MAX_GROUPS)) {
         return Some("more than 32 groups of experts");
     }

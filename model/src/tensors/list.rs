@@ -16,10 +16,13 @@ pub fn all(spec: &Spec) -> Vec<Tensor> {
     for layer in 0..spec.layers.len() {
         list.layer = Some(layer);
         match (spec.layers[layer].mixer, &spec.state) {
+            (Mixer::None, _) => {}
             (Mixer::State, Some(state)) => list.state(state),
             _ => list.attention(spec.attention_of(layer), spec.layers[layer].cache_of.is_none()),
         }
-        list.feed_forward(&spec.layers[layer].feed_forward);
+        if spec.layers[layer].feed_forward.exists() {
+            list.feed_forward(&spec.layers[layer].feed_forward);
+        }
         list.end_of_layer();
     }
     list.layer = None;
@@ -244,18 +247,23 @@ impl<'a> List<'a> {
                 self.norm(Role::ExpertOutputNorm, hidden);
             }
             self.product(Product::Router, &[Part::new(Role::Router, experts.count)], hidden, has_bias);
+            if let Some(latent) = experts.latent {
+                self.product(Product::ExpertLatent, &[Part::new(Role::ExpertLatent, latent)], hidden, false);
+                let output = [Part::new(Role::ExpertLatentOutput, hidden)];
+                self.product(Product::ExpertLatentOutput, &output, latent, false);
+            }
+            let width = experts.latent.unwrap_or(hidden);
             for expert in 0..experts.count {
                 self.expert = Some(expert);
                 let inputs = [Role::ExpertGate, Role::ExpertUp].map(|role| Part::new(role, inner));
-                self.product(Product::GateUp, &inputs, hidden, has_bias);
-                self.product(Product::Down, &[Part::new(Role::ExpertDown, hidden)], inner, has_bias);
+                self.product(Product::GateUp, network.inputs_of(&inputs), width, has_bias);
+                self.product(Product::Down, &[Part::new(Role::ExpertDown, width)], inner, has_bias);
             }
             self.expert = None;
-            self.beside_experts(experts);
+            self.beside_experts(network, experts);
         } else {
             let inputs = [Role::Gate, Role::Up].map(|role| Part::new(role, inner));
-            let inputs = if network.is_gated { &inputs[..] } else { &inputs[1..] };
-            self.product(Product::GateUp, inputs, hidden, has_bias);
+            self.product(Product::GateUp, network.inputs_of(&inputs), hidden, has_bias);
             self.product(Product::Down, &[Part::new(Role::Down, hidden)], inner, has_bias);
         }
         if place.has_outputs() {
@@ -264,7 +272,7 @@ impl<'a> List<'a> {
     }
 
     /// Tensors of a mixture other than its router and experts.
-    fn beside_experts(&mut self, experts: ExpertsSpec) {
+    fn beside_experts(&mut self, network: &FeedForwardSpec, experts: ExpertsSpec) {
         if experts.has_correction {
             self.add(Part::new(Role::RouterCorrection, experts.count), Kind::Values, 1, &[]);
             self.or_as_a_row();
@@ -272,7 +280,7 @@ impl<'a> List<'a> {
         let Some(SharedSpec { inner_size, is_weighted }) = experts.shared else { return };
         let hidden = self.spec.hidden_size;
         let inputs = [Role::SharedGate, Role::SharedUp].map(|role| Part::new(role, inner_size));
-        self.product(Product::GateUp, &inputs, hidden, false);
+        self.product(Product::GateUp, network.inputs_of(&inputs), hidden, false);
         self.product(Product::Down, &[Part::new(Role::SharedDown, hidden)], inner_size, false);
         if experts.has_own_norms {
             self.norm(Role::SharedOutputNorm, hidden);
@@ -380,6 +388,13 @@ impl<'a> List<'a> {
                 vec![Stored { name, shape: of_rows(all), first_row, place }]
             }
         }
+    }
+}
+
+impl FeedForwardSpec {
+    /// The matrices that it has of `gate` and `up`.
+    fn inputs_of<'a>(&self, gate_up: &'a [Part; 2]) -> &'a [Part] {
+        if self.is_gated { gate_up } else { &gate_up[1..] }
     }
 }
 

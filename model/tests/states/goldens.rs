@@ -9,7 +9,7 @@ use crate::instance::{Chunk, EXACT, Instance};
 
 /// Largest difference of a logit.
 const TOLERANCE: f32 = 1e-4;
-const MODELS: [&str; 10] = [
+const MODELS: [&str; 13] = [
     "qwen3-5",
     "qwen3-5-v5",
     "qwen3-5-moe",
@@ -20,6 +20,9 @@ const MODELS: [&str; 10] = [
     "lfm2-moe-v5",
     "granite-hybrid",
     "granite-hybrid-v5",
+    "nemotron-h",
+    "nemotron-h-moe",
+    "nemotron-h-latent",
 ];
 
 struct Golden {
@@ -69,7 +72,9 @@ fn prompts_and_greedy_tokens_agree_with_transformers() {
 
 #[test]
 fn gguf_files_agree_with_transformers() {
-    for name in ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe"] {
+    let hybrids =
+        ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "nemotron-h", "nemotron-h-latent"];
+    for name in hybrids {
         check(name, &skein_golden::gguf(name));
     }
 }

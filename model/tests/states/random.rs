@@ -9,8 +9,18 @@ use skein_model::config::ModelConfig;
 use skein_model::tensors;
 
 /// Goldens whose configurations the models are like.
-pub const MODELS: [&str; 7] =
-    ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2-v5", "lfm2-moe", "granite-hybrid", "granite-hybrid-v5"];
+pub const MODELS: [&str; 10] = [
+    "qwen3-5",
+    "qwen3-5-moe",
+    "qwen3-next",
+    "lfm2-v5",
+    "lfm2-moe",
+    "granite-hybrid",
+    "granite-hybrid-v5",
+    "nemotron-h",
+    "nemotron-h-moe",
+    "nemotron-h-latent",
+];
 
 /// A model like the golden `name`, large enough for four ranks.
 pub fn make(name: &str) -> tempfile::TempDir {
@@ -31,6 +41,13 @@ pub fn make(name: &str) -> tempfile::TempDir {
         config["mamba_d_head"] = json!("auto");
         config["shared_intermediate_size"] = json!(256);
         config["layer_types"] = json!(["mamba", "attention", "mamba", "mamba"]);
+    }
+    if name.starts_with("nemotron") {
+        let network = if name == "nemotron-h" { "mlp" } else { "moe" };
+        config["layer_types"] = json!(["linear_attention", network, "full_attention", network]);
+        (config["layers_block_type"], config["hybrid_override_pattern"]) = (Value::Null, Value::Null);
+        let sizes = json!({"mamba_num_heads": 16, "mamba_head_dim": 16, "n_groups": 4});
+        config.as_object_mut().unwrap().extend(sizes.as_object().unwrap().clone());
     }
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();

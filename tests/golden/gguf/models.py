@@ -41,7 +41,7 @@ ARCHITECTURES = {
     "starcoder2": "starcoder2", "cohere": "command-r", "cohere2": "cohere2", "olmo3": "olmo2", "seed_oss": "seed_oss",
     "exaone4": "exaone4", "ernie4_5": "ernie4_5", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2",
     "glm4_moe_lite": "deepseek2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
-    "lfm2": "lfm2", "lfm2_moe": "lfm2moe",
+    "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "nemotron_h": "nemotron_h",
 }
 NAMES = [
     "llama-gqa", "llama3-rope", "mistral", "mixtral", "qwen2", "qwen2-tied-v5", "qwen3", "gemma2", "gemma3", "phi3-long",
@@ -49,9 +49,10 @@ NAMES = [
     "deepseek-v3", "glm", "glm4-v5", "glm4-moe", "granite-moe", "starcoder2", "cohere", "cohere2-v5",
     "olmo3", "seed-oss", "exaone4", "ernie4-5", "ernie4-5-moe", "minimax-m2", "glm4-moe-lite",
     "qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe",
+    "nemotron-h", "nemotron-h-latent",
 ]
 # Their queries and keys are permuted.
-ROTATES_ADJACENT = ["llama", "granite", "granitemoe", "smollm3"]
+ROTATES_ADJACENT = ["llama", "granite", "granitemoe", "smollm3", "nemotron_h", "nemotron_h_moe"]
 FACTORS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
@@ -175,6 +176,45 @@ def attending(config: dict) -> list[bool]:
     return [types[layer] != "conv" if types else layer in config["full_attn_idxs"] for layer in range(config["num_hidden_layers"])]
 
 
+def architecture_of(config: dict) -> str:
+    """Nemotron-H with experts has an architecture of its own."""
+    is_mixture = config["model_type"] == "nemotron_h" and "num_experts_per_tok" in config
+    return "nemotron_h_moe" if is_mixture else ARCHITECTURES[config["model_type"]]
+
+
+def write_layers(writer: gguf.GGUFWriter, config: dict) -> None:
+    """Which layers of Nemotron-H attend or are a network, its states, and its experts."""
+    letters, is_mixture = config["hybrid_override_pattern"], "num_experts_per_tok" in config
+    network, inner = ("E", config["moe_intermediate_size"]) if is_mixture else ("-", config["intermediate_size"])
+    writer.add_feed_forward_length([inner if letter == network else 0 for letter in letters])
+    writer.add_head_count_kv([config["num_key_value_heads"] if letter == "*" else 0 for letter in letters])
+    writer.add_ssm_conv_kernel(config["conv_kernel"])
+    writer.add_ssm_state_size(config["ssm_state_size"])
+    writer.add_ssm_group_count(config["n_groups"])
+    writer.add_ssm_inner_size(config["mamba_num_heads"] * config["mamba_head_dim"])
+    writer.add_ssm_time_step_rank(config["mamba_num_heads"])
+    writer.add_rope_scaling_finetuned(False)
+    if is_mixture:
+        writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+    if config.get("moe_latent_size"):
+        writer.add_moe_latent_size(config["moe_latent_size"])
+
+
+def of_mamba(tensor: str, values: np.ndarray, groups: int):
+    """(name, values) of a tensor of a Mamba-2 layer as llama.cpp's converter writes it, or None."""
+    layer, _, name = tensor.removeprefix("backbone.layers.").partition(".mixer.")
+    kinds = {"in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias",
+             "dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight", "out_proj.weight": "ssm_out.weight"}
+    if name not in kinds:
+        return None
+    if name in ("A_log", "D"):
+        values = values.reshape(-1, 1)
+        values = -np.exp(values) if name == "A_log" and values.dtype.kind == "f" else values
+    if name == "norm.weight":
+        values = values.reshape(groups, -1)
+    return f"blk.{layer}.{kinds[name]}", values.reshape(len(values), -1) if name == "conv1d.weight" else values
+
+
 def write_convolutions(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_shortconv_l_cache(config["conv_L_cache"])
     if "block_ff_dim" in config:
@@ -192,16 +232,18 @@ def write_sizes(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    if "intermediate_size" in config:
+    if "intermediate_size" in config and "hybrid_override_pattern" not in config:
         writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     is_latent = "kv_lora_rank" in config
     kv_heads = 1 if is_latent else config.get("num_key_value_heads", heads)
-    writer.add_head_count_kv([kv_heads if attends else 0 for attends in attending(config)] if "conv_L_cache" in config else kv_heads)
-    if "rms_norm_eps" in config or "norm_eps" in config:
-        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
-    else:
-        writer.add_layer_norm_eps(config.get("layer_norm_eps") or config["norm_epsilon"])
+    if "hybrid_override_pattern" not in config:
+        writer.add_head_count_kv([kv_heads if attends else 0 for attends in attending(config)] if "conv_L_cache" in config else kv_heads)
+    rms_eps = config.get("rms_norm_eps") or config.get("norm_eps") or config.get("layer_norm_epsilon")
+    if rms_eps:
+        writer.add_layer_norm_rms_eps(rms_eps)
+    if "layer_norm_epsilon" in config or not rms_eps:
+        writer.add_layer_norm_eps(config.get("layer_norm_epsilon") or config.get("layer_norm_eps") or config["norm_epsilon"])
     writer.add_vocab_size(config["vocab_size"])
     parameters = config.get("rope_parameters") or {}
     writer.add_rope_freq_base(config.get("rope_theta", parameters.get("rope_theta", 10000.0)))
@@ -234,6 +276,8 @@ def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> N
         writer.add_sliding_window_pattern([layer == "sliding_attention" for layer in config["layer_types"]])
     if "linear_num_key_heads" in config:
         write_states(writer, config)
+    if "hybrid_override_pattern" in config:
+        write_layers(writer, config)
     if "conv_L_cache" in config:
         write_convolutions(writer, config)
     if "shared_expert_intermediate_size" in config:
@@ -343,11 +387,14 @@ def of_state(config: dict, tensor: str, values: np.ndarray):
 
 def write_grouped(writer: gguf.GGUFWriter, config: dict) -> None:
     """Experts as in DeepSeek-V2 and later."""
-    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    if "first_k_dense_replace" in config:
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
     writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_expert_shared_count(config["n_shared_experts"])
     writer.add_expert_weights_scale(config.get("routed_scaling_factor", 1.0))
     writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if config["model_type"] == "nemotron_h":  # always chosen by sigmoids
+        return writer.add_expert_group_count(config["n_group"])
     is_softmax = config.get("scoring_func") == "softmax"
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX if is_softmax else gguf.ExpertGatingFuncType.SIGMOID)
     if config.get("topk_method") != "greedy":
@@ -404,7 +451,7 @@ def convert(name: str) -> None:
     model = weights.complete(GOLDEN / name)
     config = json.loads((model / "config.json").read_text())
     path = directory / f"{name}.gguf"
-    writer = gguf.GGUFWriter(path, ARCHITECTURES[config["model_type"]])
+    writer = gguf.GGUFWriter(path, architecture_of(config))
     write_sizes(writer, config)
     write_rest(writer, config)
     for tensor, dtype, values in converted(config, read_tensors(model)):
@@ -433,7 +480,7 @@ def fresh(name: str) -> pathlib.Path:
 
 def converted(config: dict, tensors):
     """Yields (name, dtype, values) of the GGUF file's tensors; `values` may also be addresses of values."""
-    architecture = ARCHITECTURES[config["model_type"]]
+    architecture = architecture_of(config)
     key = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
     names, experts = gguf.get_tensor_name_map(key, config["num_hidden_layers"]), {}
     coded, scales = {}, {}
@@ -441,6 +488,9 @@ def converted(config: dict, tensors):
         if ".linear_attn." in tensor:
             for name, part in of_state(config, tensor, values):
                 yield name, "float32" if "conv1d" in name else dtype, part
+            continue
+        if ".mixer." in tensor and (found := of_mamba(tensor, values, config["n_groups"])):
+            yield found[0], "float32" if found[0].endswith(("ssm_conv1d.weight", "ssm_a", "ssm_d", "ssm_norm.weight")) else dtype, found[1]
             continue
         if "norm" in tensor and config["model_type"].startswith(("gemma", "qwen3_5", "qwen3_next")):
             values = values + 1

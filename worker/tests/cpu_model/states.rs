@@ -15,10 +15,20 @@ use skein_worker::scheduler::{NewRequest, NewSample, RequestKey, Scheduler};
 use crate::batches::{Running, SMALL_BLOCK, backend_of};
 
 /// Models in which some layers have a state.
-pub const WITH_STATES: [&str; 6] =
-    ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "granite-hybrid"];
+pub const WITH_STATES: [&str; 9] = [
+    "qwen3-5",
+    "qwen3-5-moe",
+    "qwen3-next",
+    "lfm2",
+    "lfm2-moe",
+    "granite-hybrid",
+    "nemotron-h",
+    "nemotron-h-moe",
+    "nemotron-h-latent",
+];
 
 /// Changes of the configuration of `name` for four layers, one of which attends, and for up to four ranks.
+/// Some layers of Nemotron-H have only a network.
 pub fn with_states_for_ranks(name: &str) -> Value {
     if name.starts_with("lfm2") {
         let types = ["conv", "full_attention", "conv", "conv"];
@@ -28,6 +38,11 @@ pub fn with_states_for_ranks(name: &str) -> Value {
     if name.starts_with("granite") {
         let types = ["mamba", "attention", "mamba", "mamba"];
         return json!({"num_hidden_layers": 4, "mamba_n_groups": 4, "mamba_d_head": "auto", "layer_types": types});
+    }
+    if name.starts_with("nemotron") {
+        let network = if name == "nemotron-h" { "mlp" } else { "moe" };
+        return json!({"num_hidden_layers": 4, "hybrid_override_pattern": null, "n_groups": 4, "mamba_num_heads": 16,
+            "mamba_head_dim": 16, "layers_block_type": ["linear_attention", network, "full_attention", network]});
     }
     json!({"num_hidden_layers": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
         "linear_key_head_dim": 12, "linear_value_head_dim": 16, "num_experts_per_tok": 2})

@@ -267,7 +267,8 @@ fn a_gated_product_is_the_gate_of_two_products() {
                     let (mut both, mut gated) = (vec![0.0; m * 2 * n], vec![0.0; m * n]);
                     matmul(cpu, &input, &[gate, up], &mut both, Write::Set);
                     let clamped = Gate::Clamped { alpha: 1.7, limit: 0.5 };
-                    let activation = [Gate::Silu, Gate::GeluTanh, clamped][(threads / 2 + m) % 3];
+                    let activation =
+                        [Gate::Silu, Gate::GeluTanh, clamped, Gate::SquaredRelu][(threads / 2 + m) % 4];
                     glu(cpu, activation, &both, n, &mut gated);
                     let (mut expected, mut got) = (Input::default(), Input::default());
                     expected.set(cpu, to, &gated, n);

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use skein_kernels::cuda::{CudaError, Device, Kernels, Unavailable};
+use skein_kernels::gate::Gate;
 
 use skein_model::config::ModelConfig;
 use skein_model::on_cuda::{experts, latent};
 use skein_model::shard::Shard;
 use skein_model::spec::Spec;
+use skein_model::state_spec::Mixer;
 
 /// Head dimensions for which there are attention kernels.
 const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
@@ -136,8 +138,14 @@ pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable
     Ok(())
 }
 
-/// First part that Gemma 4 has and no kernel knows.
+/// First part without a kernel that only newer models have.
 fn part_beside_the_usual(spec: &Spec) -> Option<&'static str> {
+    if spec.layers.iter().any(|layer| layer.mixer == Mixer::None || !layer.feed_forward.exists()) {
+        return Some("layers with only attention or only a feed-forward network");
+    }
+    if spec.layers.iter().any(|layer| layer.feed_forward.activation == Gate::SquaredRelu) {
+        return Some("squared ReLU in feed-forward networks");
+    }
     if spec.windowed_attention.is_some() {
         return Some("other heads in layers with a window than in those without");
     }
