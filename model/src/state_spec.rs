@@ -62,6 +62,8 @@ pub struct SpaceSpec {
     pub time_limits: (f32, f32),
     /// Added to the mean square in the norm of outputs.
     pub eps: f32,
+    /// Whether the checkpoint stores the rate of decay, negated, instead of its logarithm.
+    pub has_negative_rates: bool,
 }
 
 /// A gated short convolution as in LFM2 (Liquid AI 2025, arXiv 2511.23404): the output of a row is

@@ -2,17 +2,19 @@
 
 mod experts;
 mod families;
+mod gemma4;
 mod rope;
 
 use serde_json::{Map, Value as Json, json};
 
+use self::gemma4::GEMMA4;
 use crate::GgufError;
 use crate::metadata::Value;
 use crate::model::GgufModel;
 use crate::special_tokens::SpecialTokens;
 
 /// Supported values of `general.architecture`.
-pub const SUPPORTED: [&str; 31] = [
+pub const SUPPORTED: [&str; 33] = [
     "llama",
     "qwen2",
     "qwen2moe",
@@ -25,6 +27,7 @@ pub const SUPPORTED: [&str; 31] = [
     "lfm2moe",
     "gemma2",
     "gemma3",
+    "gemma4",
     "gpt-oss",
     "deepseek2",
     "chatglm",
@@ -32,6 +35,7 @@ pub const SUPPORTED: [&str; 31] = [
     "glm4moe",
     "granite",
     "granitemoe",
+    "granitehybrid",
     "olmo2",
     "olmoe",
     "phi3",
@@ -47,10 +51,11 @@ pub const SUPPORTED: [&str; 31] = [
 ];
 /// Architectures whose queries and keys rotate adjacent pairs. The converters permute the rows of those
 /// models that pair values half a head apart in safetensors, as all other architectures do.
-pub const ROTATES_ADJACENT: [&str; 11] = [
+pub const ROTATES_ADJACENT: [&str; 12] = [
     "llama",
     "granite",
     "granitemoe",
+    "granitehybrid",
     "smollm3",
     "deepseek2",
     "chatglm",
@@ -77,7 +82,9 @@ pub fn config(model: &GgufModel) -> Result<Map<String, Json>, GgufError> {
     }
     let keys = Keys { model, name };
     let mut config = keys.sizes()?;
-    keys.rope(&mut config)?;
+    if name != GEMMA4 {
+        keys.rope(&mut config)?;
+    }
     keys.biases(&mut config)?;
     keys.experts(&mut config)?;
     keys.family(&mut config)?;
@@ -120,6 +127,17 @@ impl Keys<'_> {
         number.map(Some).ok_or_else(|| self.wrong(key, "a whole number, equal for all layers"))
     }
 
+    /// Reads an integer for each of `layers` layers; one counts for all of them.
+    fn by_layer(&self, key: &str, layers: usize) -> Result<Vec<u64>, GgufError> {
+        let wrong = || self.wrong(key, &format!("a whole number, or a list of {layers}, one for each layer"));
+        let value = self.get(key).ok_or_else(wrong)?;
+        let Some(list) = value.as_array() else {
+            return value.as_u64().map(|number| vec![number; layers]).ok_or_else(wrong);
+        };
+        let numbers: Option<Vec<_>> = list.values().and_then(|values| values.map(Value::as_u64).collect());
+        numbers.filter(|numbers| numbers.len() == layers).ok_or_else(wrong)
+    }
+
     fn needed(&self, key: &str) -> Result<u64, GgufError> {
         self.whole(key)?.ok_or_else(|| self.wrong(key, "a whole number"))
     }
@@ -155,7 +173,7 @@ impl Keys<'_> {
             "model_type": self.model_type()?,
             "vocab_size": vocabulary,
             "hidden_size": hidden,
-            "intermediate_size": self.needed(inner)?,
+            "intermediate_size": if self.name == GEMMA4 { self.gemma4_inner_size()? } else { self.needed(inner)? },
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "max_position_embeddings": self.needed("context_length")?,
@@ -172,7 +190,8 @@ impl Keys<'_> {
         if self.name != LATENT {
             config.insert("head_dim".into(), json!(self.head_dim(hidden, heads)?));
             let kv_heads = match self.name {
-                "lfm2" | "lfm2moe" => self.attending(&mut config)?,
+                "lfm2" | "lfm2moe" | "granitehybrid" => self.attending(&mut config)?,
+                GEMMA4 => self.gemma4_kv_heads()?,
                 _ => self.whole("attention.head_count_kv")?.unwrap_or(heads),
             };
             config.insert("num_key_value_heads".into(), json!(kv_heads));
@@ -190,6 +209,8 @@ impl Keys<'_> {
             "qwen35moe" => "qwen3_5_moe_text",
             "lfm2moe" => "lfm2_moe",
             "gemma3" => "gemma3_text",
+            GEMMA4 => "gemma4_text",
+            "granitehybrid" => "granitemoehybrid",
             "gpt-oss" => "gpt_oss",
             "chatglm" => "glm",
             "glm4moe" => "glm4_moe",
@@ -252,3 +273,6 @@ impl Keys<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,6 +20,7 @@ const GROUPS: usize = 1;
 const STATE_DIM: usize = 256;
 const EXPAND: usize = 2;
 const TAPS: usize = 4;
+const CHUNK: usize = 256;
 
 pub fn granitemoehybrid(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let mut spec = Spec { names, ..granite::granite(fields)? };
@@ -64,6 +65,8 @@ fn space(fields: &Fields<'_>, hidden: usize) -> Result<StateSpec, LoadError> {
         return Err(fields.wrong("mamba_proj_bias", "false".into()));
     }
     check_time(fields)?;
+    // How many positions other programs compute at once; the results are the same.
+    fields.size("mamba_chunk_size", 1 << 20, Some(CHUNK))?;
     let heads = fields.size("mamba_n_heads", 4096, Some(HEADS))?;
     let groups = fields.size("mamba_n_groups", heads, Some(GROUPS))?;
     if !heads.is_multiple_of(groups) {
@@ -92,11 +95,12 @@ fn space(fields: &Fields<'_>, hidden: usize) -> Result<StateSpec, LoadError> {
         has_taps_bias: fields.flag("mamba_conv_bias", true)?,
         time_limits: (0.0, f32::INFINITY),
         eps: fields.number("rms_norm_eps", 0.0..=1.0, Some(EPS))? as f32,
+        has_negative_rates: false,
     }))
 }
 
-/// Refuses limits of time: transformers itself has them only in prompts. Infinity is read as null, and
-/// version 5 writes an object.
+/// Refuses limits of time: transformers itself has them only in prompts. Infinity is an object, as version 5
+/// writes it.
 fn check_time(fields: &Fields<'_>) -> Result<(), LoadError> {
     let field = "time_step_limit";
     let limits = fields.get(field).and_then(Value::as_array);

@@ -72,8 +72,10 @@ impl List<'_> {
         self.taps(state, has_taps_bias);
         for role in [Role::StateDecayRate, Role::StateDecayBias, Role::StateSkip] {
             self.add(Part::new(role, heads), Kind::Values, 1, &[]);
+            self.or_of_shapes(&[vec![heads], vec![heads, 1]]);
         }
         self.add(Part::new(Role::StateNorm, values), Kind::Norm, 1, &[]);
+        self.or_of_shapes(&[vec![values], vec![groups, values / groups]]);
         self.state_output(values, false);
     }
 
