@@ -1,6 +1,6 @@
 """Logits of transformers over prompts of 3,000 tokens, in 32 and 64 bits, for families whose layers keep
-states, windows or shared keys. Run by hand: the results are not kept. transformers computes norms and the delta
-rule in 32 bits in both.
+states, windows or shared keys. Run by hand: the results are not kept. transformers computes norms and the
+delta rule in 32 bits in both.
 
     python long_prompts.py directory       (what models.py needs)
     TEST_LONG_PROMPTS=directory cargo test -p skein-worker --test cpu_model -- long_prompts --nocapture

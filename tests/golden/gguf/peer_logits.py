@@ -5,9 +5,9 @@ Usage: peer_logits.py [NAME ...]
 
 Run by hand. The weights are random, in the shapes of ../models/NAME, because llama.cpp rounds the inputs of
 16-bit weights. It also takes GELU from a table in 16 bits, so transformers' GELU is rounded likewise here;
-where a value is between two entries, they differ all the same, by as much as if GELU's input is changed by 3e-7
-of itself. Prints the largest difference of a log-probability over a prompt, and fails above 1e-2 with that table,
-else above 1e-4.
+where a value is between two entries, they differ all the same, by as much as if GELU's input is changed by
+3e-7 of itself. Prints the largest difference of a log-probability over a prompt, and fails above 1e-2 with
+that table, else above 1e-4.
 """
 
 import ctypes

@@ -1,5 +1,5 @@
-//! Prompts of thousands of tokens against transformers, run by hand: `tests/golden/long_prompts.py` writes the
-//! models and the expected log-probabilities.
+//! Prompts of thousands of tokens against transformers, run by hand: `tests/golden/long_prompts.py` writes
+//! the models and the expected log-probabilities.
 
 use std::path::Path;
 
