@@ -1,7 +1,8 @@
 //! Builds tokenizer.json and tokenizer_config.json from the vocabulary in the metadata.
 //!
 //! `gpt2` is byte-level BPE, whose rule for splitting text into words the file names ([`super::word_rules`]).
-//! `llama` is SentencePiece BPE, whose merges are derived from the scores ([`super::spm`]).
+//! `llama` is SentencePiece BPE, whose merges are derived from the scores ([`super::spm`]). `gemma4` is the
+//! same with merges in the file.
 
 use serde_json::{Map, Value as Json, json};
 use xxhash_rust::xxh3::Xxh3Default;
@@ -29,8 +30,12 @@ pub fn tokenizer(model: &GgufModel) -> Result<Vec<u8>, GgufError> {
     let vocabulary = Vocabulary::read(model)?;
     match model.get(MODEL).and_then(Value::as_str) {
         Some("gpt2") => byte_level(model, &vocabulary),
-        Some("llama") => sentence_piece(model, &vocabulary),
-        kind => Err(unsupported(model, MODEL, kind, "gpt2 (byte-level BPE), llama (SentencePiece)")),
+        Some("llama") => sentence_piece(model, &vocabulary, of_scores(model, &vocabulary)?),
+        Some("gemma4") => sentence_piece(model, &vocabulary, listed_merges(model)?),
+        kind => {
+            let supported = "gpt2 (byte-level BPE), llama (SentencePiece), gemma4 (the same, with merges)";
+            Err(unsupported(model, MODEL, kind, supported))
+        }
     }
 }
 
@@ -98,7 +103,7 @@ pub fn digest(model: &GgufModel) -> Option<u64> {
     let text = |key: &str| model.get(key).and_then(Value::as_str);
     let is_supported = match text(MODEL)? {
         "gpt2" => WordRule::named(text(PRE)).is_ok(),
-        kind => kind == "llama",
+        kind => matches!(kind, "llama" | "gemma4"),
     };
     let mut hash = Xxh3Default::new();
     for (key, value) in model.raw_entries().filter(|(key, _)| key.starts_with("tokenizer.")) {
@@ -139,15 +144,7 @@ pub fn tokenizer_config(model: &GgufModel) -> Json {
 fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Vec<u8>, GgufError> {
     let rule = WordRule::named(model.get(PRE).and_then(Value::as_str))
         .map_err(|wrong| model.unsupported(format!("{PRE} is {wrong}")))?;
-    let merges = model.get(MERGES).and_then(Value::as_array);
-    if merges.is_some_and(|merges| merges.len() > spm::MAX_MERGES) {
-        return Err(too_many_merges(model));
-    }
-    let merges = merges.and_then(|merges| merges.texts());
-    let merges = merges.ok_or_else(|| model.wrong(MERGES, "a list of strings in UTF-8"))?;
-    // Inside a token, a space is stored in its printable form, so the first space is the separator.
-    let merges: Option<Vec<_>> = merges.into_iter().map(|merge| merge.split_once(' ')).collect();
-    let merges = merges.ok_or_else(|| model.wrong(MERGES, "pairs of tokens separated by a space"))?;
+    let merges = listed_merges(model)?;
     let bpe = Bpe { ignore_merges: rule.ignores_merges, ..Bpe::new(vocabulary.with_ids(), merges) };
     let file = TokenizerJson {
         added_tokens: vocabulary.added(),
@@ -160,17 +157,43 @@ fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Vec<u8>,
     bytes(model, &file)
 }
 
+/// Merges as the file lists them, in the order in which they apply.
+fn listed_merges(model: &GgufModel) -> Result<Vec<(&str, &str)>, GgufError> {
+    let merges = model.get(MERGES).and_then(Value::as_array);
+    if merges.is_some_and(|merges| merges.len() > spm::MAX_MERGES) {
+        return Err(too_many_merges(model));
+    }
+    let merges = merges.and_then(|merges| merges.texts());
+    let merges = merges.ok_or_else(|| model.wrong(MERGES, "a list of strings in UTF-8"))?;
+    // Inside a token, a space is stored in its printable form, so the first space is the separator.
+    let merges: Option<Vec<_>> = merges.into_iter().map(|merge| merge.split_once(' ')).collect();
+    merges.ok_or_else(|| model.wrong(MERGES, "pairs of tokens separated by a space"))
+}
+
 fn too_many_merges(model: &GgufModel) -> GgufError {
     model.unsupported(format!("its tokenizer has more than {} merges", spm::MAX_MERGES))
 }
 
-fn sentence_piece(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Vec<u8>, GgufError> {
+/// Merges of a SentencePiece model, by the scores of the tokens.
+fn of_scores<'a>(
+    model: &GgufModel,
+    vocabulary: &Vocabulary<'a>,
+) -> Result<Vec<(&'a str, &'a str)>, GgufError> {
     let wrong = || model.wrong(SCORES, "a number for each token");
     let scores = model.get(SCORES).and_then(Value::as_array).and_then(|scores| scores.values());
     let scores: Option<Vec<f64>> = scores.ok_or_else(wrong)?.map(Value::as_f64).collect();
     let scores = scores.filter(|scores| scores.len() == vocabulary.tokens.len()).ok_or_else(wrong)?;
+    spm::merges(&vocabulary.tokens, &scores).ok_or_else(|| too_many_merges(model))
+}
+
+fn sentence_piece(
+    model: &GgufModel,
+    vocabulary: &Vocabulary<'_>,
+    merges: Vec<(&str, &str)>,
+) -> Result<Vec<u8>, GgufError> {
     let flag = |key: &str| model.get(&format!("tokenizer.ggml.{key}")).and_then(Value::as_bool);
-    let has_prefix = flag("add_space_prefix").unwrap_or(true);
+    let is_llama = model.get(MODEL).and_then(Value::as_str) == Some("llama");
+    let has_prefix = is_llama && flag("add_space_prefix").unwrap_or(true);
     let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
     let normalizer = if has_prefix {
         json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, spaces]})
@@ -185,7 +208,6 @@ fn sentence_piece(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Vec<
     if has_prefix {
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
-    let merges = spm::merges(&vocabulary.tokens, &scores).ok_or_else(|| too_many_merges(model))?;
     let bpe = Bpe {
         unk_token: spelling(model, "unknown"),
         fuse_unk: true,

@@ -106,6 +106,29 @@ pub enum LoadError {
         /// The packing error.
         source: packed::PackError,
     },
+    /// The files have a tensor of a part that the configuration says a layer lacks.
+    #[error("tensor {tensor} is in the files, but the configuration says that {what}; correct config.json")]
+    DeniedTensor {
+        /// Name of the tensor.
+        tensor: String,
+        /// What the configuration says.
+        what: &'static str,
+    },
+    /// A weight is NaN or infinite, so that rows which meet it have no logits.
+    #[error(
+        "tensor {tensor} has the value {value} in row {row}, column {col}; weights must be finite, so download or convert \
+         the model again"
+    )]
+    NonFiniteWeight {
+        /// Name of the tensor.
+        tensor: String,
+        /// Row of the weight; 0 for a vector.
+        row: usize,
+        /// Column of the weight.
+        col: usize,
+        /// Its value.
+        value: f32,
+    },
     /// A rank's part of a matrix would start inside a block.
     #[error(
         "tensor {tensor} is stored in blocks of {unit} inputs, and a rank would have inputs {start} to {end}; use fewer ranks (--tensor-parallel-size)"

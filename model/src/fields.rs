@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
-use skein_node::python_json::without_non_finite;
+use skein_node::python_json::with_named_non_finite;
 use skein_sys::regular_file;
 
 use super::LoadError;
@@ -67,10 +67,12 @@ impl Fields<'_> {
 
     /// Reads a whole number from 0 to `most`.
     pub(super) fn count(&self, field: &str, most: usize, default: usize) -> Result<usize, LoadError> {
-        if self.get(field).and_then(Value::as_u64) == Some(0) {
-            return Ok(0);
+        if self.is_absent(field) {
+            return Ok(default);
         }
-        self.size(field, most, Some(default))
+        let value = self.get(field).and_then(Value::as_u64).and_then(|value| usize::try_from(value).ok());
+        let value = value.filter(|value| *value <= most);
+        value.ok_or_else(|| self.wrong(field, format!("a whole number from 0 to {most}")))
     }
 
     pub(super) fn number(
@@ -117,7 +119,8 @@ pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
 pub fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
     let text = read_json(path)?;
     let parsed = serde_json::from_slice(&text).or_else(|error| {
-        serde_json::from_slice(&without_non_finite(&text)).map_err(|_| error) // Python writes Infinity
+        // Python writes Infinity. It must not become null, which stands for a default.
+        serde_json::from_slice(&with_named_non_finite(&text)).map_err(|_| error)
     });
     parsed.map_err(|error| LoadError::Damaged {
         path: path.to_owned(),

@@ -11,6 +11,7 @@ mod adapter_copies;
 mod adapter_modules;
 pub mod checkpoint;
 pub mod config;
+mod contradictions;
 pub mod cost;
 mod end_tokens;
 mod error;

@@ -60,12 +60,12 @@ pub struct SpaceSpec {
     pub taps: usize,
     /// Whether the convolution has biases.
     pub has_taps_bias: bool,
-    /// Whether checkpoints store the rates of decay, negated, instead of their logarithms.
-    pub has_negative_rates: bool,
     /// Least and most time that a token takes.
     pub time_limits: (f32, f32),
     /// Added to the mean square in the norm of outputs.
     pub eps: f32,
+    /// Whether the checkpoint stores the rate of decay, negated, instead of its logarithm.
+    pub has_negative_rates: bool,
 }
 
 /// A gated short convolution as in LFM2 (Liquid AI 2025, arXiv 2511.23404): the output of a row is

@@ -5,6 +5,16 @@ const NON_FINITE: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
 
 /// `json` with null for each number that is infinite or none.
 pub fn without_non_finite(json: &[u8]) -> Vec<u8> {
+    replaced(json, |_| b"null".to_vec())
+}
+
+/// `json` with an object for each number that is infinite or none, `{"__float__": "Infinity"}`, as version 5
+/// of transformers writes them.
+pub fn with_named_non_finite(json: &[u8]) -> Vec<u8> {
+    replaced(json, |number| [br#"{"__float__": ""#, number, br#""}"#].concat())
+}
+
+fn replaced(json: &[u8], by: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
     let mut finite = Vec::with_capacity(json.len());
     let (mut at, mut in_string) = (0, false);
     while let Some(byte) = json.get(at) {
@@ -13,7 +23,10 @@ pub fn without_non_finite(json: &[u8]) -> Vec<u8> {
         in_string ^= *byte == b'"';
         let taken = number.map_or(1 + usize::from(is_escape), |word| word.len());
         let end = (at + taken).min(json.len());
-        finite.extend_from_slice(if number.is_some() { b"null" } else { &json[at..end] });
+        match number {
+            Some(number) => finite.extend(by(number)),
+            None => finite.extend_from_slice(&json[at..end]),
+        }
         at = end;
     }
     finite
@@ -32,5 +45,8 @@ mod tests {
         ] {
             assert_eq!(String::from_utf8(without_non_finite(json.as_bytes())).unwrap(), expected);
         }
+        let named = with_named_non_finite(br#"{"a": [0.0, -Infinity], "NaN": NaN}"#);
+        let expected = r#"{"a": [0.0, {"__float__": "-Infinity"}], "NaN": {"__float__": "NaN"}}"#;
+        assert_eq!(String::from_utf8(named).unwrap(), expected);
     }
 }

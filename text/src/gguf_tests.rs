@@ -192,6 +192,36 @@ fn white_space_after_special_tokens_of_phi_3_is_dropped_as_by_llama_cpp() {
     }
 }
 
+#[test]
+fn a_vocabulary_of_the_kind_of_gemma_4_gives_the_ids_of_llama_cpp() {
+    let golden = std::fs::read(root("tests/golden/gguf/models/peer_tokenizers.json")).unwrap();
+    let golden: Value = serde_json::from_slice(&golden).unwrap();
+    let golden = &golden["gemma4"];
+    let list_of = |key: &str| -> Vec<&str> {
+        golden[key].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect()
+    };
+    let (tokens, merges) = (list_of("tokens"), list_of("merges"));
+    let types = golden["types"].as_array().unwrap().iter().map(|kind| kind.as_u64().unwrap() as u32);
+    let types: Vec<u8> = types.flat_map(u32::to_le_bytes).collect();
+    let sample = Sample::default()
+        .text("tokenizer.ggml.model", "gemma4")
+        .with("tokenizer.ggml.tokens", texts(&tokens))
+        .with("tokenizer.ggml.token_type", list(5, tokens.len() as u64, &types))
+        .with("tokenizer.ggml.merges", texts(&merges))
+        .number("tokenizer.ggml.eos_token_id", 1)
+        .number("tokenizer.ggml.bos_token_id", 2)
+        .number("tokenizer.ggml.unknown_token_id", 3);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("m.gguf");
+    std::fs::write(&path, sample.bytes()).unwrap();
+    let model = skein_gguf::GgufModel::open(&path).unwrap();
+    assert!(model.tokenizer_digest().is_some());
+    let tokenizer = Tokenizer::from_json(&model.tokenizer().unwrap()).unwrap();
+    for (text, ids) in golden["texts"].as_object().unwrap() {
+        assert_eq!(json!(tokenizer.encode(text, true).unwrap()), *ids, "{text:?}");
+    }
+}
+
 /// Manual test with public models: see tests/golden/gguf/public_tokenizers.py.
 #[test]
 fn public_tokenizers_give_the_ids_of_their_tokenizer_json() {

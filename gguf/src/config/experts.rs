@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::gemma4::GEMMA4;
 use super::{Keys, LATENT};
 use crate::GgufError;
 
@@ -22,7 +23,12 @@ impl Keys<'_> {
 
     /// Sets how many experts there are and how they are chosen.
     pub(super) fn experts(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
-        let Some(count) = self.whole("expert_count")?.filter(|count| *count > 0) else { return Ok(()) };
+        let Some(count) = self.whole("expert_count")?.filter(|count| *count > 0) else {
+            if self.name == "granitehybrid" {
+                config.insert("num_local_experts".into(), json!(0)); // not the default
+            }
+            return Ok(());
+        };
         let mut insert = |field: &str, value: Json| drop(config.insert(field.into(), value));
         insert("num_experts_per_tok", json!(self.needed("expert_used_count")?));
         match self.name {
@@ -55,7 +61,15 @@ impl Keys<'_> {
             "minimax-m2" if self.whole("expert_gating_func")?.is_some_and(|kind| kind != SIGMOID) => {
                 return Err(self.wrong("expert_gating_func", "2 (sigmoid)"));
             }
-            "llama" | "gpt-oss" | "granitemoe" | "minimax-m2" => insert("num_local_experts", json!(count)),
+            "llama" | "gpt-oss" | "granitemoe" | "granitehybrid" | "minimax-m2" => {
+                insert("num_local_experts", json!(count))
+            }
+            GEMMA4 => {
+                insert("enable_moe_block", json!(true));
+                insert("num_experts", json!(count));
+                insert("top_k_experts", json!(self.needed("expert_used_count")?));
+                insert("moe_intermediate_size", json!(self.needed("expert_feed_forward_length")?));
+            }
             "olmoe" | "qwen2moe" | "qwen3moe" | "qwen3next" | "qwen35moe" => {
                 insert("num_experts", json!(count));
                 // The files do not record whether the chosen experts' weights are normalised; llama.cpp

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::gemma4::GEMMA4;
 use super::{Keys, LATENT};
 use crate::GgufError;
 use crate::metadata::Value;
@@ -28,6 +29,11 @@ impl Keys<'_> {
             }
             "granitemoe" => self.factors_of_granite(config),
             "gemma2" | "gemma3" => self.gemma(config),
+            GEMMA4 => self.gemma4(config),
+            "granitehybrid" => {
+                self.factors_of_granite(config)?;
+                self.state_space(config)
+            }
             "phi3" | "gpt-oss" | "starcoder2" => {
                 self.window(config)?;
                 self.gate_limit(config)
@@ -96,9 +102,51 @@ impl Keys<'_> {
         if heads.iter().any(|heads| *heads != 0 && *heads != some) {
             return Err(wrong());
         }
-        let layers: Vec<usize> = (0..heads.len()).filter(|layer| heads[*layer] > 0).collect();
-        config.insert("full_attn_idxs".into(), json!(layers));
+        if self.name == "granitehybrid" {
+            let kind = |heads: &u64| if *heads > 0 { "attention" } else { "mamba" };
+            let kinds: Vec<_> = heads.iter().map(kind).collect();
+            config.insert("layer_types".into(), json!(kinds));
+        } else {
+            let layers: Vec<usize> = (0..heads.len()).filter(|layer| heads[*layer] > 0).collect();
+            config.insert("full_attn_idxs".into(), json!(layers));
+        }
         Ok(some)
+    }
+
+    /// Sizes of Granite's layers with a state, and of the network that every layer has.
+    fn state_space(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
+        let (heads, all) = (self.needed("ssm.time_step_rank")?, self.needed("ssm.inner_size")?);
+        let hidden = self.needed("embedding_length")?;
+        if hidden == 0 || all == 0 || !all.is_multiple_of(hidden) {
+            return Err(self.wrong("ssm.inner_size", "a multiple of embedding_length"));
+        }
+        if heads == 0 || !all.is_multiple_of(heads) {
+            return Err(self.wrong("ssm.time_step_rank", "a divisor of ssm.inner_size"));
+        }
+        let network = match self.whole("expert_shared_feed_forward_length")? {
+            Some(size) => size,
+            None => self.needed("feed_forward_length")?,
+        };
+        let first = (0..)
+            .map(|layer| format!("blk.{layer}"))
+            .take_while(|layer| self.has(&format!("{layer}.attn_norm.weight")))
+            .find(|layer| self.has(&format!("{layer}.ssm_a")));
+        let has_bias = first.is_some_and(|layer| self.has(&format!("{layer}.ssm_conv1d.bias")));
+        let rotates = self.flag("rope.scaling.finetuned")?;
+        for (field, value) in [
+            ("mamba_n_heads", json!(heads)),
+            ("mamba_d_head", json!(all / heads)),
+            ("mamba_expand", json!(all / hidden)),
+            ("mamba_n_groups", json!(self.needed("ssm.group_count")?)),
+            ("mamba_d_state", json!(self.needed("ssm.state_size")?)),
+            ("mamba_d_conv", json!(self.needed("ssm.conv_kernel")?)),
+            ("mamba_conv_bias", json!(has_bias)),
+            ("shared_intermediate_size", json!(network)),
+            ("position_embedding_type", json!(if rotates { "rope" } else { "nope" })),
+        ] {
+            config.insert(field.into(), value);
+        }
+        Ok(())
     }
 
     /// Granite's factors, of which a file has those that are not 1.

@@ -2,18 +2,20 @@
 
 mod experts;
 mod families;
+mod gemma4;
 mod nemotron_h;
 mod rope;
 
 use serde_json::{Map, Value as Json, json};
 
+use self::gemma4::GEMMA4;
 use crate::GgufError;
 use crate::metadata::Value;
 use crate::model::GgufModel;
 use crate::special_tokens::SpecialTokens;
 
 /// Supported values of `general.architecture`.
-pub const SUPPORTED: [&str; 33] = [
+pub const SUPPORTED: [&str; 35] = [
     "llama",
     "qwen2",
     "qwen2moe",
@@ -28,6 +30,7 @@ pub const SUPPORTED: [&str; 33] = [
     "nemotron_h_moe",
     "gemma2",
     "gemma3",
+    "gemma4",
     "gpt-oss",
     "deepseek2",
     "chatglm",
@@ -35,6 +38,7 @@ pub const SUPPORTED: [&str; 33] = [
     "glm4moe",
     "granite",
     "granitemoe",
+    "granitehybrid",
     "olmo2",
     "olmoe",
     "phi3",
@@ -49,12 +53,14 @@ pub const SUPPORTED: [&str; 33] = [
     "minimax-m2",
 ];
 /// Architectures whose queries and keys rotate adjacent pairs. The converters permute the rows of those
+/// Architectures whose queries and keys rotate adjacent pairs. The converters permute the rows of those
 /// models that pair values half a head apart in safetensors, as all other architectures do. Those of
 /// Nemotron-H are permuted, too, and do not rotate.
-pub const ROTATES_ADJACENT: [&str; 13] = [
+pub const ROTATES_ADJACENT: [&str; 14] = [
     "llama",
     "granite",
     "granitemoe",
+    "granitehybrid",
     "smollm3",
     "deepseek2",
     "chatglm",
@@ -83,7 +89,9 @@ pub fn config(model: &GgufModel) -> Result<Map<String, Json>, GgufError> {
     }
     let keys = Keys { model, name };
     let mut config = keys.sizes()?;
-    keys.rope(&mut config)?;
+    if name != GEMMA4 {
+        keys.rope(&mut config)?;
+    }
     keys.biases(&mut config)?;
     keys.experts(&mut config)?;
     keys.family(&mut config)?;
@@ -126,6 +134,17 @@ impl Keys<'_> {
         number.map(Some).ok_or_else(|| self.wrong(key, "a whole number, equal for all layers"))
     }
 
+    /// Reads an integer for each of `layers` layers; one counts for all of them.
+    fn by_layer(&self, key: &str, layers: usize) -> Result<Vec<u64>, GgufError> {
+        let wrong = || self.wrong(key, &format!("a whole number, or a list of {layers}, one for each layer"));
+        let value = self.get(key).ok_or_else(wrong)?;
+        let Some(list) = value.as_array() else {
+            return value.as_u64().map(|number| vec![number; layers]).ok_or_else(wrong);
+        };
+        let numbers: Option<Vec<_>> = list.values().and_then(|values| values.map(Value::as_u64).collect());
+        numbers.filter(|numbers| numbers.len() == layers).ok_or_else(wrong)
+    }
+
     fn needed(&self, key: &str) -> Result<u64, GgufError> {
         self.whole(key)?.ok_or_else(|| self.wrong(key, "a whole number"))
     }
@@ -162,7 +181,11 @@ impl Keys<'_> {
             "model_type": self.model_type()?,
             "vocab_size": vocabulary,
             "hidden_size": hidden,
-            "intermediate_size": if is_by_layer { Json::Null } else { json!(self.needed(inner)?) },
+            "intermediate_size": match self.name {
+                _ if is_by_layer => Json::Null,
+                GEMMA4 => json!(self.gemma4_inner_size()?),
+                _ => json!(self.needed(inner)?),
+            },
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "max_position_embeddings": self.needed("context_length")?,
@@ -180,8 +203,9 @@ impl Keys<'_> {
         if self.name != LATENT {
             config.insert("head_dim".into(), json!(self.head_dim(hidden, heads)?));
             let kv_heads = match self.name {
-                "lfm2" | "lfm2moe" => self.attending(&mut config)?,
+                "lfm2" | "lfm2moe" | "granitehybrid" => self.attending(&mut config)?,
                 _ if is_by_layer => self.kinds(layers, &mut config)?.unwrap_or(heads),
+                GEMMA4 => self.gemma4_kv_heads()?,
                 _ => self.whole("attention.head_count_kv")?.unwrap_or(heads),
             };
             config.insert("num_key_value_heads".into(), json!(kv_heads));
@@ -200,6 +224,8 @@ impl Keys<'_> {
             "lfm2moe" => "lfm2_moe",
             "nemotron_h_moe" => "nemotron_h",
             "gemma3" => "gemma3_text",
+            GEMMA4 => "gemma4_text",
+            "granitehybrid" => "granitemoehybrid",
             "gpt-oss" => "gpt_oss",
             "chatglm" => "glm",
             "glm4moe" => "glm4_moe",
@@ -262,3 +288,6 @@ impl Keys<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

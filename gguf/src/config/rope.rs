@@ -85,7 +85,7 @@ impl Keys<'_> {
     }
 
     /// Reads the values of a small `f32` tensor.
-    fn factors(&self, name: &str) -> Result<Vec<f64>, GgufError> {
+    pub(super) fn factors(&self, name: &str) -> Result<Vec<f64>, GgufError> {
         const MOST: usize = 4096;
         let unsupported =
             || self.model.unsupported(format!("tensor {name} is not a list of up to {MOST} F32 values"));

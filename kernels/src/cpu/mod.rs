@@ -9,6 +9,7 @@ pub mod attention;
 pub mod blocks;
 pub mod embed;
 pub mod experts;
+pub mod finite;
 pub mod input;
 pub mod join;
 pub mod kv_cache;

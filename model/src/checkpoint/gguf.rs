@@ -130,27 +130,28 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::Down => &["ffn_down"],
         Role::ExpertLatent => &["ffn_latent_down"],
         Role::ExpertLatentOutput => &["ffn_latent_up"],
-        Role::ExpertGate => &["ffn_gate_exps"],
-        Role::ExpertUp => &["ffn_up_exps"],
+        Role::ExpertGate => &["ffn_gate_exps", "ffn_gate_up_exps"],
+        Role::ExpertUp => &["ffn_up_exps", "ffn_gate_up_exps"],
         Role::ExpertDown => &["ffn_down_exps"],
         Role::RouterCorrection => &["exp_probs_b.bias"],
-        Role::SharedGate => &["ffn_gate_shexp"],
-        Role::SharedUp => &["ffn_up_shexp"],
-        Role::SharedDown => &["ffn_down_shexp"],
+        // A network beside the experts of Gemma 4 has the names of one without experts.
+        Role::SharedGate => &["ffn_gate_shexp", "ffn_gate"],
+        Role::SharedUp => &["ffn_up_shexp", "ffn_up"],
+        Role::SharedDown => &["ffn_down_shexp", "ffn_down"],
         Role::SharedRouter => &["ffn_gate_inp_shexp"],
         Role::FeedForwardOutputNorm => &["post_ffw_norm"],
-        Role::LayerEmbedding
-        | Role::LayerInput
-        | Role::LayerInputNorm
-        | Role::LayerInputGate
-        | Role::LayerInputOutput
-        | Role::LayerInputOutputNorm
-        | Role::LayerScale
-        | Role::RouterScale
-        | Role::ExpertScales
-        | Role::ExpertNorm
-        | Role::ExpertOutputNorm
-        | Role::SharedOutputNorm => unreachable!("no architecture that is read from GGUF has it"),
+        Role::LayerEmbedding => &["per_layer_token_embd"],
+        Role::LayerInput => &["per_layer_model_proj"],
+        Role::LayerInputNorm => &["per_layer_proj_norm"],
+        Role::LayerInputGate => &["inp_gate"],
+        Role::LayerInputOutput => &["proj"],
+        Role::LayerInputOutputNorm => &["post_norm"],
+        Role::LayerScale => &["layer_output_scale"],
+        Role::RouterScale => &["ffn_gate_inp.scale"],
+        Role::ExpertScales => &["ffn_down_exps.scale"],
+        Role::ExpertNorm => &["pre_ffw_norm_2"],
+        Role::ExpertOutputNorm => &["post_ffw_norm_2"],
+        Role::SharedOutputNorm => &["post_ffw_norm_1"],
         // LFM2 calls it the norm of embeddings.
         Role::LastNorm => &["output_norm", "token_embd_norm"],
         Role::Head => &["output"],
@@ -189,7 +190,9 @@ fn file_name(name: &str) -> String {
     };
     match name.strip_suffix("_bias") {
         Some(matrices) => format!("{matrices}.bias"),
-        None if [".weight", ".bias", ".ssm_a", ".ssm_d"].iter().any(|end| name.ends_with(end)) => name,
+        None if [".weight", ".bias", ".scale", ".ssm_a", ".ssm_d"].iter().any(|end| name.ends_with(end)) => {
+            name
+        }
         None => format!("{name}.weight"),
     }
 }
@@ -312,6 +315,8 @@ mod tests {
             ("model.layers.2.ssm_a", "blk.2.ssm_a"),
             ("model.layers.2.ssm_d", "blk.2.ssm_d"),
             ("model.layers.2.ssm_dt.bias", "blk.2.ssm_dt.bias"),
+            ("model.layers.1.ffn_gate_inp.scale", "blk.1.ffn_gate_inp.scale"),
+            ("model.layers.1.layer_output_scale", "blk.1.layer_output_scale.weight"),
         ] {
             assert_eq!(file_name(name), expected);
         }

@@ -46,6 +46,9 @@ pub const SIZES: &[(&str, u32)] = &[
 
 /// Field of the sizes that differ by layer.
 const BY_LAYER: &str = "per_layer_config";
+/// Its fields for a layer.
+const OF_A_LAYER: [&str; 2] = ["head_dim", "num_key_value_heads"];
+const POSITIONS: &str = "max_position_embeddings";
 /// Rotation index of layers without and with a window.
 const GLOBAL: usize = 0;
 const LOCAL: usize = 1;
@@ -106,6 +109,11 @@ fn attentions(
     is_local: &[bool],
 ) -> Result<(AttentionSpec, AttentionSpec), LoadError> {
     let has_keys_as_values = fields.flag("attention_k_eq_v", false)?;
+    let is_layer = |key: &String| key.parse::<usize>().is_ok_and(|layer| layer < is_local.len());
+    if let Some(key) = object(fields, BY_LAYER)?.and_then(|all| all.keys().find(|key| !is_layer(key))) {
+        let last = is_local.len() - 1;
+        return Err(fields.wrong(BY_LAYER, format!("layers from 0 to {last} as keys, not {key:?}")));
+    }
     let mut found: [Option<Heads>; 2] = [None; 2];
     for (layer, is_local) in is_local.iter().enumerate() {
         let own = heads_of(fields, usual, layer, (*is_local, has_keys_as_values))?;
@@ -163,6 +171,10 @@ fn heads_of(
         Some(Value::Object(own)) => own,
         Some(_) => return Err(fields.wrong(BY_LAYER, "an object for each layer".into())),
     };
+    if let Some(unknown) = own.keys().find(|key| !OF_A_LAYER.contains(&key.as_str())) {
+        let allowed = format!("{} for each layer, not {unknown:?}", OF_A_LAYER.join(" and "));
+        return Err(fields.wrong(BY_LAYER, allowed));
+    }
     let own = Fields { file: fields.file, object: own };
     let head_dim = own.size("head_dim", 4096, Some(usual.head_dim))?;
     Ok((head_dim, own.size("num_key_value_heads", usual.heads, Some(usual.kv_heads))?))
@@ -217,6 +229,10 @@ fn rotations(fields: &Fields<'_>, global: usize, local: usize) -> Result<Vec<Rot
     let (empty, all) = (Map::new(), object(fields, "rope_parameters")?);
     let nested = Fields { file: fields.file, object: all.unwrap_or(&empty) };
     let kinds = ["full_attention", "sliding_attention"];
+    // Parameters are nested only, but for the longest sequence, which scalings need.
+    let longest = fields.object.get_key_value(POSITIONS).map(|(field, value)| (field.clone(), value.clone()));
+    let longest = longest.into_iter().collect();
+    let outer = Fields { file: fields.file, object: &longest };
     if all.is_some_and(|all| kinds.iter().any(|kind| !all.contains_key(*kind))) {
         return Err(fields.wrong("rope_parameters", format!("an object with {}", kinds.join(" and "))));
     }
@@ -225,7 +241,7 @@ fn rotations(fields: &Fields<'_>, global: usize, local: usize) -> Result<Vec<Rot
         if scaling.get("rope_type").and_then(Value::as_str) == Some("proportional") {
             return proportional(&scaling, head_dim, RopeDefaults { theta, partial: 1.0 });
         }
-        let (rotation, rotated) = read(&scaling, &scaling, head_dim, RopeDefaults { theta, partial: 1.0 })?;
+        let (rotation, rotated) = read(&outer, &scaling, head_dim, RopeDefaults { theta, partial: 1.0 })?;
         if rotated != head_dim {
             let allowed = "1, or rope_type proportional".into();
             return Err(scaling.wrong("partial_rotary_factor", allowed));

@@ -21,6 +21,7 @@ const GROUPS: usize = 1;
 const STATE_DIM: usize = 256;
 const EXPAND: usize = 2;
 const TAPS: usize = 4;
+const CHUNK: usize = 256;
 
 pub fn granitemoehybrid(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let mut spec = Spec { names, ..granite::granite(fields)? };
@@ -65,6 +66,8 @@ fn space(fields: &Fields<'_>, hidden: usize) -> Result<StateSpec, LoadError> {
         return Err(fields.wrong("mamba_proj_bias", "false".into()));
     }
     state_space::check_time(fields, "time_step_limit")?;
+    // How many positions other programs compute at once; the results are the same.
+    fields.size("mamba_chunk_size", 1 << 20, Some(CHUNK))?;
     let heads = fields.size("mamba_n_heads", state_space::MAX_HEADS, Some(HEADS))?;
     let groups = state_space::groups(fields, "mamba_n_groups", GROUPS, heads, "mamba_n_heads")?;
     let values = fields.size("mamba_expand", 64, Some(EXPAND))? * hidden;
@@ -84,9 +87,9 @@ fn space(fields: &Fields<'_>, hidden: usize) -> Result<StateSpec, LoadError> {
         head_dim,
         taps: taps(fields, "mamba_d_conv", TAPS)?,
         has_taps_bias: fields.flag("mamba_conv_bias", true)?,
-        has_negative_rates: false,
         time_limits: (0.0, f32::INFINITY),
         eps: fields.number("rms_norm_eps", 0.0..=1.0, Some(EPS))? as f32,
+        has_negative_rates: false,
     }))
 }
 

@@ -58,6 +58,7 @@ fn hybrid(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let mut spec = Spec { names, ..decoder(fields, defaults)? };
     spec.is_tied = fields.flag("tie_embedding", spec.is_tied)?;
     spec.attention.qk_norm = QkNorm::Heads;
+    check_channels(fields, spec.hidden_size)?;
     let attending = attending(fields, spec.layers.len())?;
     let with_state = of_type(fields, spec.layers.len(), "conv", |layer| !attending.contains(&layer))?;
     for (layer, has_state) in spec.layers.iter_mut().zip(with_state) {
@@ -72,6 +73,16 @@ fn hybrid(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     Ok(spec)
 }
 
+/// Refuses another number of channels than transformers reads, which is the hidden size.
+fn check_channels(fields: &Fields<'_>, hidden: usize) -> Result<(), LoadError> {
+    for field in ["conv_dim", "conv_dim_out"] {
+        if fields.size(field, 1 << 17, Some(hidden))? != hidden {
+            return Err(fields.wrong(field, format!("hidden_size, {hidden}")));
+        }
+    }
+    Ok(())
+}
+
 /// Layers that attend, from `full_attn_idxs`; all without that field.
 fn attending(fields: &Fields<'_>, layers: usize) -> Result<Vec<usize>, LoadError> {
     if fields.is_absent("full_attn_idxs") {
@@ -79,8 +90,9 @@ fn attending(fields: &Fields<'_>, layers: usize) -> Result<Vec<usize>, LoadError
     }
     let index = |value: &Value| value.as_u64().and_then(|index| usize::try_from(index).ok());
     let list = fields.get("full_attn_idxs").and_then(Value::as_array);
-    let list = list.and_then(|list| list.iter().map(index).collect());
-    list.ok_or_else(|| fields.wrong("full_attn_idxs", "a list of layers".into()))
+    let list: Option<Vec<usize>> = list.and_then(|list| list.iter().map(index).collect());
+    let list = list.filter(|list| list.iter().all(|layer| *layer < layers));
+    list.ok_or_else(|| fields.wrong("full_attn_idxs", format!("a list of layers, from 0 to {}", layers - 1)))
 }
 
 /// Outputs of the gate of a dense network: two thirds of the size in the configuration, times a factor, and

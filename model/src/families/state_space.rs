@@ -32,8 +32,8 @@ pub(super) fn state_dim(fields: &Fields<'_>, field: &str, default: usize) -> Res
     Ok(state_dim)
 }
 
-/// Refuses limits of time: transformers itself has them only in prompts. Infinity is read as null, and
-/// version 5 writes an object.
+/// Refuses limits of time: transformers itself has them only in prompts. Infinity is an object, as
+/// version 5 writes it.
 pub(super) fn check_time(fields: &Fields<'_>, field: &str) -> Result<(), LoadError> {
     let limits = fields.get(field).and_then(Value::as_array);
     let is_infinite = |limit: &Value| limit.is_null() || limit["__float__"] == "Infinity";

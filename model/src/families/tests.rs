@@ -456,6 +456,55 @@ fn what_a_family_lacks_is_refused_with_field_and_value() {
     refused("seed_oss", "attention_out_bias", json!(1), &["attention_out_bias", "1"]);
 }
 
+#[test]
+fn sizes_of_new_families_that_contradict_each_other_or_are_out_of_range_are_named() {
+    let refused = |model_type: &str, changes: Value, words: &[&str]| {
+        let mut fields = json!({"model_type": model_type, "rms_norm_eps": 1e-5});
+        fields.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let said = try_parse(fields).expect_err(&changes.to_string()).to_string();
+        words.iter().for_each(|word| assert!(said.contains(word), "{changes}: {said:?} says {word:?}"));
+    };
+    refused("granitemoehybrid", json!({"mamba_chunk_size": 0}), &["mamba_chunk_size is 0", "from 1"]);
+    refused("granitemoehybrid", json!({"mamba_chunk_size": "big"}), &["mamba_chunk_size", "big"]);
+    refused("granitemoehybrid", json!({"num_local_experts": -1}), &["num_local_experts is -1", "from 0 to"]);
+    refused("lfm2", json!({"conv_dim": 32}), &["conv_dim is 32", "hidden_size, 64"]);
+    refused("lfm2", json!({"full_attn_idxs": [0, 2]}), &["full_attn_idxs is [0,2]", "from 0 to 1"]);
+    refused("lfm2", json!({"full_attn_idxs": [-1]}), &["full_attn_idxs", "from 0 to 1"]);
+    let gemma = "gemma4_text";
+    refused(gemma, json!({"num_kv_shared_layers": -1}), &["num_kv_shared_layers is -1", "from 0 to 2"]);
+    refused(
+        gemma,
+        json!({"hidden_size_per_layer_input": -1}),
+        &["hidden_size_per_layer_input is -1", "from 0 to"],
+    );
+    refused(gemma, json!({"per_layer_config": {"1": {"head_size": 8}}}), &["head_dim and", "head_size"]);
+    refused(gemma, json!({"per_layer_config": {"2": {"head_dim": 8}}}), &["layers from 0 to 1", "\"2\""]);
+    refused(gemma, json!({"per_layer_config": {"x": {}}}), &["layers from 0 to 1", "\"x\""]);
+    let nan = json!({"__float__": "NaN"});
+    refused(gemma, json!({"final_logit_softcapping": nan}), &["final_logit_softcapping", "NaN", "a number"]);
+}
+
+#[test]
+fn gemma4_scales_positions_by_yarn() {
+    let yarn = json!({"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0,
+        "original_max_position_embeddings": 64});
+    let plain = json!({"rope_type": "default", "rope_theta": 500.0});
+    let ropes = json!({"full_attention": yarn, "sliding_attention": plain});
+    let spec = try_parse(json!({"model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 16,
+        "rope_parameters": ropes}))
+    .unwrap();
+    let scaled = RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_context: 64.0,
+        truncate: true,
+        amplitude: 0.1 * 4f64.ln() + 1.0,
+    };
+    assert_eq!(spec.rotations[0], Rotation::new(8, 16, 1000.0, &scaled));
+    assert_eq!(spec.rotations[1], Rotation::plain(16, 500.0));
+}
+
 /// Rows of a section's table in the manual's page on models, by cells.
 fn rows_of_manual(section: &str) -> Vec<Vec<&'static str>> {
     let page = include_str!("../../../docs/src/models.md");

@@ -335,11 +335,8 @@ fn own_channels(spec: &StateSpec, units: &Range<usize>, values: &[f32], each: us
 
 impl Delta {
     fn new(parts: &mut Parts, spec: &DeltaSpec, layer: usize) -> Self {
-        let has_rates = spec.stored.has_negative_rates;
-        let rate = |stored: f32| if has_rates { -stored } else { f64::from(stored).exp() as f32 };
-        let rates = parts.listed(layer, Role::StateDecayRate);
         Self {
-            decay_rate: rates.into_iter().map(rate).collect(),
+            decay_rate: parts.decay_rates(layer, spec.stored.has_negative_rates),
             decay_bias: parts.listed(layer, Role::StateDecayBias),
             norm: parts.listed(layer, Role::StateNorm),
         }
@@ -348,10 +345,8 @@ impl Delta {
 
 impl Space {
     fn new(parts: &mut Parts, spec: &SpaceSpec, layer: usize) -> Self {
-        let rate =
-            |stored: f32| if spec.has_negative_rates { -stored } else { f64::from(stored).exp() as f32 };
         Self {
-            decay_rate: parts.listed(layer, Role::StateDecayRate).into_iter().map(rate).collect(),
+            decay_rate: parts.decay_rates(layer, spec.has_negative_rates),
             time_bias: parts.listed(layer, Role::StateDecayBias),
             skip: parts.listed(layer, Role::StateSkip),
             norm: parts.listed(layer, Role::StateNorm),
@@ -484,6 +479,12 @@ impl Parts {
     /// A vector of a layer that exists, because [`crate::tensors::all`] lists it.
     pub fn listed(&mut self, layer: usize, role: Role) -> Vec<f32> {
         self.vector(layer, role).unwrap_or_else(|| unreachable!("the list of tensors contains it"))
+    }
+
+    /// Rates at which a layer's states decay. Checkpoints store their logarithms, or the rates, negated.
+    pub fn decay_rates(&mut self, layer: usize, is_negated: bool) -> Vec<f32> {
+        let rate = |stored: f32| if is_negated { -stored } else { f64::from(stored).exp() as f32 };
+        self.listed(layer, Role::StateDecayRate).into_iter().map(rate).collect()
     }
 
     /// A projection outside the layers.

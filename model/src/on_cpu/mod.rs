@@ -19,6 +19,6 @@ mod residual;
 mod state;
 mod step;
 
-pub use load::matrices;
+pub use load::{check_embeddings, matrices};
 pub use model::Model;
 pub use step::{Activations, ForwardStep, Located};

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::finite::{NonFinite, first_non_finite};
 use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::packed::{self, Format, Layout, Order, PackError, Packed, pack_rows};
 use skein_node::trace::PROCESS;
@@ -290,6 +291,9 @@ fn pack_one(
             return Ok((0, layout.bytes()));
         }
     };
+    if !layouts[0].format.is_integer() {
+        check_finite(cpu, &matrix.tensor, &weights, matrix.part_at.unwrap_or_default())?;
+    }
     loop {
         let layout = layouts[chosen];
         let to = &mut to[..layout.bytes()];
@@ -306,6 +310,19 @@ fn pack_one(
             Err(source) => return Err(failed(source)),
         }
     }
+}
+
+/// Refuses NaN and infinite values in `weights`, which begin at row and column `at` of `tensor`. A row of a
+/// batch may meet them long after the load: in an expert, or in a token's embedding.
+pub(super) fn check_finite(
+    cpu: &mut Cpu,
+    tensor: &Tensor,
+    weights: &WeightMatrix,
+    at: (usize, usize),
+) -> Result<(), LoadError> {
+    let Some(NonFinite { row, col, value }) = first_non_finite(cpu, weights) else { return Ok(()) };
+    let (row, col) = (at.0 + tensor.stored_row(row), at.1 + col);
+    Err(LoadError::NonFiniteWeight { tensor: tensor.name.clone(), row, col, value })
 }
 
 /// Format in the file name of unquantised weights.
@@ -444,6 +461,10 @@ mod tests {
                 said.contains("model.layers.3.mlp.up_proj.weight") && said.contains("only finite weights"),
                 "{said}"
             );
+            let kept = Layout::new(Format::F32, 40, 33);
+            let kept = pack_one(&mut Cpu::new(2), &matrix, &[kept], &mut vec![0; kept.bytes()]);
+            let said = kept.unwrap_err().to_string();
+            assert!(said.contains(&format!("the value {bad} in row 39, column 0")), "{said}");
         }
     }
 }

@@ -20,8 +20,9 @@ pub enum Indivisible {
     },
     /// The units of the states are not divisible by the number of ranks.
     #[error(
-        "{ranks} ranks cannot share this model: the states of its layers have {units} {what}, so the number of ranks must \
-         be a divisor of {units}"
+        "{ranks} ranks cannot share this model: the states of its layers have {units} {what}, each of which is normalised \
+         or read as a whole, so the number of ranks must be a divisor of {units}; other processes can take some of its \
+         layers instead (--pipeline-parallel-size)"
     )]
     StateUnits {
         /// Number of ranks.
@@ -34,7 +35,7 @@ pub enum Indivisible {
     /// The checkpoint has the value heads of states in an order that cannot be divided.
     #[error(
         "{ranks} ranks cannot share this file: it has the value heads of its states in llama.cpp's order, in which those of \
-         a rank are apart; serve it with one rank, or the model in safetensors"
+         a rank are apart; divide its layers instead (--pipeline-parallel-size), or serve the model in safetensors"
     )]
     TiledStates {
         /// Number of ranks.

@@ -254,6 +254,12 @@ impl Tensor {
     pub fn read(&self, spec: &Spec, weights: &Weights) -> Result<Vec<f32>, LoadError> {
         let mut values = vec![0.0; self.rows];
         self.find(weights)?.widen_row(0, &mut values);
+        // Other values may be without a bound: a corrected score, the logit of a sink.
+        let is_bad = |value: &f32| value.is_nan() || value.is_infinite() && self.kind != Kind::Values;
+        if let Some(col) = values.iter().position(is_bad) {
+            let (tensor, value) = (self.name.clone(), values[col]);
+            return Err(LoadError::NonFiniteWeight { tensor, row: 0, col, value });
+        }
         let offset = self.norm_offset(spec);
         if offset != 0.0 {
             values.iter_mut().for_each(|value| *value += offset);

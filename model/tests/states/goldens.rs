@@ -73,7 +73,7 @@ fn prompts_and_greedy_tokens_agree_with_transformers() {
 #[test]
 fn gguf_files_agree_with_transformers() {
     let hybrids =
-        ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "nemotron-h", "nemotron-h-latent"];
+        ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "granite-hybrid", "nemotron-h", "nemotron-h-latent"];
     for name in hybrids {
         check(name, &skein_golden::gguf(name));
     }

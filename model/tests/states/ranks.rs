@@ -94,7 +94,14 @@ fn heads_of_states_decide_how_many_ranks_there_can_be() {
     spec.state = spec.state.map(|state| state.with_units(6));
     let error = Shard::new(&spec, 0, 4).unwrap_err().to_string();
     assert!(error.contains("4 ranks") && error.contains("6 key heads"), "{error}");
+    let mut spec = ModelConfig::from_dir(random::make("granite-hybrid").path()).unwrap().spec;
+    spec.state = spec.state.map(|state| state.with_units(1));
+    let error = Shard::new(&spec, 0, 2).unwrap_err().to_string();
+    assert!(error.contains("1 groups of heads") && error.contains("--pipeline-parallel-size"), "{error}");
     let tiled = ModelConfig::from_dir(&skein_golden::gguf("qwen3-5")).unwrap().spec;
     let error = Shard::new(&tiled, 1, 2).unwrap_err().to_string();
-    assert!(error.contains("2 ranks") && error.contains("llama.cpp's order"), "{error}");
+    assert!(
+        error.contains("2 ranks") && error.contains("llama.cpp's order") && error.contains("--pipeline"),
+        "{error}"
+    );
 }

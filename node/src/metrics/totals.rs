@@ -32,7 +32,7 @@ const fn metric(
 }
 
 /// All summed metrics.
-pub const ENGINE: [EngineMetric; 12] = [
+pub const ENGINE: [EngineMetric; 15] = [
     metric(
         "vllm:request_queue_time_seconds",
         "vllm:request_queue_time_seconds",
@@ -104,6 +104,24 @@ pub const ENGINE: [EngineMetric; 12] = [
         "skein_engine_step_seconds",
         "From the plan of an engine step to its result, at all workers together.",
         buckets::STEP,
+    ),
+    metric(
+        "vllm:spec_decode_num_drafts_total",
+        "vllm:spec_decode_num_drafts_total",
+        "Drafts verified, at all workers together.",
+        &[],
+    ),
+    metric(
+        "vllm:spec_decode_num_draft_tokens_total",
+        "vllm:spec_decode_num_draft_tokens_total",
+        "Tokens of verified drafts, at all workers together.",
+        &[],
+    ),
+    metric(
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "Tokens of drafts that were right, at all workers together.",
+        &[],
     ),
 ];
 

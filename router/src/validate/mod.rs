@@ -139,9 +139,7 @@ fn check_fields(
     let priority = faults.value_of(check_priority(draft.priority));
     faults.value_of(check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES));
     let deadline = now + faults.value_of(timeout(draft.timeout_ms, limits.request_timeout));
-    let n = faults
-        .value_of(whole("n", draft.sampling.n, 1, i64::from(limits.n.min(model.max_num_seqs))))
-        .unwrap_or(1);
+    let n = faults.value_of(samples(draft.sampling.n, limits.n, model.max_num_seqs)).unwrap_or(1);
     let sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits, &mut faults);
     faults.value_of(answer_form::effort(draft, text));
     let arguments = faults.value_of(answer_form::arguments(&draft.tools, draft.constraint.is_some(), text));
@@ -315,6 +313,20 @@ fn request_id(id: Option<String>) -> Result<String, Refusal> {
         return Err(Refusal::invalid("request_id", message));
     }
     Ok(id)
+}
+
+/// Samples of a request: as many as the configuration allows and as a worker runs at once.
+fn samples(n: Option<i64>, most: u32, max_num_seqs: u32) -> Result<Option<u32>, Refusal> {
+    match n {
+        Some(n) if n > i64::from(max_num_seqs) && max_num_seqs < most => {
+            let message = format!(
+                "n must be in [1, {max_num_seqs}], got {n}: a worker runs at most {max_num_seqs} sequences at once, by \
+                 --max-num-seqs or for lack of memory (see --plan)."
+            );
+            Err(Refusal::invalid("n", message))
+        }
+        n => whole("n", n, 1, i64::from(most.min(max_num_seqs))),
+    }
 }
 
 fn check_priority(priority: i64) -> Result<i32, Refusal> {

@@ -139,7 +139,9 @@ fn more_samples_than_a_worker_runs_at_once_are_refused_by_the_router() {
         Timestamp::ZERO,
     )
     .unwrap_err();
-    assert_eq!((refusal.param(), refusal.to_string().as_str()), (Some("n"), "n must be in [1, 8], got 9."));
+    let message = "n must be in [1, 8], got 9: a worker runs at most 8 sequences at once, by --max-num-seqs or for lack of \
+                   memory (see --plan).";
+    assert_eq!((refusal.param(), refusal.to_string().as_str()), (Some("n"), message));
 }
 
 #[test]

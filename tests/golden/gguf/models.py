@@ -41,18 +41,19 @@ ARCHITECTURES = {
     "starcoder2": "starcoder2", "cohere": "command-r", "cohere2": "cohere2", "olmo3": "olmo2", "seed_oss": "seed_oss",
     "exaone4": "exaone4", "ernie4_5": "ernie4_5", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2",
     "glm4_moe_lite": "deepseek2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
-    "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "nemotron_h": "nemotron_h",
+    "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "nemotron_h": "nemotron_h", "gemma4": "gemma4", "gemma4_text": "gemma4",
+    "granitemoehybrid": "granitehybrid",
 }
 NAMES = [
     "llama-gqa", "llama3-rope", "mistral", "mixtral", "qwen2", "qwen2-tied-v5", "qwen3", "gemma2", "gemma3", "phi3-long",
     "granite", "olmo2", "olmoe", "qwen2-moe", "smollm3", "gpt-oss", "gpt-oss-mxfp4", "deepseek-v2", "deepseek-v2-lite",
     "deepseek-v3", "glm", "glm4-v5", "glm4-moe", "granite-moe", "starcoder2", "cohere", "cohere2-v5",
     "olmo3", "seed-oss", "exaone4", "ernie4-5", "ernie4-5-moe", "minimax-m2", "glm4-moe-lite",
-    "qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe",
+    "qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "gemma4", "gemma4-moe", "gemma4-per-layer", "granite-hybrid",
     "nemotron-h", "nemotron-h-latent",
 ]
 # Their queries and keys are permuted.
-ROTATES_ADJACENT = ["llama", "granite", "granitemoe", "smollm3", "nemotron_h", "nemotron_h_moe"]
+ROTATES_ADJACENT = ["llama", "granite", "granitemoe", "granitehybrid", "smollm3", "nemotron_h", "nemotron_h_moe"]
 FACTORS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
@@ -171,9 +172,9 @@ def llama3_factors(config: dict, scaling: dict) -> np.ndarray:
 
 
 def attending(config: dict) -> list[bool]:
-    """Which layers of LFM2 attend."""
+    """Which layers of LFM2 and Granite 4 attend."""
     types = config.get("layer_types")
-    return [types[layer] != "conv" if types else layer in config["full_attn_idxs"] for layer in range(config["num_hidden_layers"])]
+    return [types[layer] not in ("conv", "mamba") if types else layer in config["full_attn_idxs"] for layer in range(config["num_hidden_layers"])]
 
 
 def architecture_of(config: dict) -> str:
@@ -226,6 +227,59 @@ def write_convolutions(writer: gguf.GGUFWriter, config: dict) -> None:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
+def write_state_space(writer: gguf.GGUFWriter, config: dict) -> None:
+    """Sizes of Granite's layers with a state. Its other layers do not rotate, for which there is a flag."""
+    writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_group_count(config["mamba_n_groups"])
+    writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+    writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+    writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+    writer.add_rope_scaling_finetuned(False)
+
+
+def of_state_space(config: dict, tensor: str, values: np.ndarray):
+    """(name, values) of a tensor of a state space as llama.cpp's converter writes it."""
+    name, layer, is_number = tensor.split("mamba.")[1], tensor.split(".")[2], values.dtype.kind == "f"
+    if name == "norm.weight":
+        values = values.reshape(config["mamba_n_groups"], -1)
+    elif name in ("A_log", "D", "conv1d.weight"):
+        values = values.reshape(len(values), -1)
+    values = -np.exp(values) if name == "A_log" and is_number else values
+    kinds = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias", "in_proj.weight": "ssm_in.weight", "norm.weight": "ssm_norm.weight",
+             "out_proj.weight": "ssm_out.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias"}
+    return f"blk.{layer}.{kinds[name]}", values
+
+
+def write_gemma4(writer: gguf.GGUFWriter, config: dict) -> None:
+    """What differs by layer, and which pairs of heads rotate in layers without a window."""
+    ropes, layers, shared = config["rope_parameters"], config["num_hidden_layers"], config["num_kv_shared_layers"]
+    is_local = [kind == "sliding_attention" for kind in config["layer_types"]]
+    head_dim, local = config["global_head_dim"], config["head_dim"]
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_sliding_window_pattern(is_local)
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_key_length_swa(local)
+    writer.add_value_length_swa(local)
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config["use_double_wide_mlp"]:
+        writer.add_feed_forward_length([config["intermediate_size"] * (1 if layer < layers - shared else 2) for layer in range(layers)])
+    if "num_global_key_value_heads" in config:
+        heads = config["num_global_key_value_heads"], config["num_key_value_heads"]
+        writer.add_head_count_kv([heads[kind] for kind in is_local])
+    writer.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_dimension_count_swa(local)
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    rotated = int(head_dim * ropes["full_attention"]["partial_rotary_factor"] / 2)
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * rotated + [1e30] * (head_dim // 2 - rotated), np.float32))
+
+
 def write_sizes(writer: gguf.GGUFWriter, config: dict) -> None:
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -237,8 +291,9 @@ def write_sizes(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_head_count(heads)
     is_latent = "kv_lora_rank" in config
     kv_heads = 1 if is_latent else config.get("num_key_value_heads", heads)
+    is_hybrid = "conv_L_cache" in config or "mamba_n_heads" in config
     if "hybrid_override_pattern" not in config:
-        writer.add_head_count_kv([kv_heads if attends else 0 for attends in attending(config)] if "conv_L_cache" in config else kv_heads)
+        writer.add_head_count_kv([kv_heads if attends else 0 for attends in attending(config)] if is_hybrid else kv_heads)
     rms_eps = config.get("rms_norm_eps") or config.get("norm_eps") or config.get("layer_norm_epsilon")
     if rms_eps:
         writer.add_layer_norm_rms_eps(rms_eps)
@@ -260,7 +315,7 @@ def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> N
     experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts") or config.get("moe_num_experts")
     if experts:
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config.get("num_experts_per_tok") or config["moe_k"])
+        writer.add_expert_used_count(config.get("num_experts_per_tok") or config.get("moe_k") or config["top_k_experts"])
     if "n_routed_experts" in config:
         write_grouped(writer, config)
     if "kv_lora_rank" in config:
@@ -296,12 +351,16 @@ def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> N
     if kind == "minimax_m2":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if kind in ("granite", "granitemoe"):
+    if kind.startswith("granite"):
         for key, field in FACTORS.items():
-            writer.add_float32(f"{kind}.{key}", config[field])
+            writer.add_float32(f"{ARCHITECTURES[kind]}.{key}", config[field])
+    if kind == "granitemoehybrid":
+        write_state_space(writer, config)
+    if kind == "gemma4_text":
+        write_gemma4(writer, config)
     if config.get("sliding_window") and kind in WINDOWED:
         writer.add_sliding_window(config["sliding_window"])
-    if kind.startswith("gemma"):
+    if kind in ("gemma2", "gemma3_text"):
         writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)  # not the default
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
@@ -450,6 +509,7 @@ def convert(name: str) -> None:
     directory = fresh(name)
     model = weights.complete(GOLDEN / name)
     config = json.loads((model / "config.json").read_text())
+    config = config.get("text_config") or config
     path = directory / f"{name}.gguf"
     writer = gguf.GGUFWriter(path, architecture_of(config))
     write_sizes(writer, config)
@@ -485,6 +545,11 @@ def converted(config: dict, tensors):
     names, experts = gguf.get_tensor_name_map(key, config["num_hidden_layers"]), {}
     coded, scales = {}, {}
     for tensor, dtype, values in tensors:
+        tensor = tensor.replace("model.language_model.", "model.")
+        if ".mamba." in tensor:
+            name, part = of_state_space(config, tensor, values)
+            yield name, dtype if name.endswith(("ssm_in.weight", "ssm_out.weight")) else "float32", part
+            continue
         if ".linear_attn." in tensor:
             for name, part in of_state(config, tensor, values):
                 yield name, "float32" if "conv1d" in name else dtype, part
@@ -492,11 +557,18 @@ def converted(config: dict, tensors):
         if ".mixer." in tensor and (found := of_mamba(tensor, values, config["n_groups"])):
             yield found[0], "float32" if found[0].endswith(("ssm_conv1d.weight", "ssm_a", "ssm_d", "ssm_norm.weight")) else dtype, found[1]
             continue
-        if "norm" in tensor and config["model_type"].startswith(("gemma", "qwen3_5", "qwen3_next")):
+        if "norm" in tensor and config["model_type"].startswith(("gemma2", "gemma3", "qwen3_5", "qwen3_next")):
             values = values + 1
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if architecture in ROTATES_ADJACENT and part in tensor:
                 values = permuted(values, config[heads])
+        if config["model_type"] == "gemma4_text" and re.search(r"\.(experts|router)\.|layer_scalar", tensor):
+            layer, kind = tensor.split(".")[2], tensor.split(".", 3)[3]
+            yield f"blk.{layer}." + {
+                "layer_scalar": "layer_output_scale.weight", "router.scale": "ffn_gate_inp.scale", "router.proj.weight": "ffn_gate_inp.weight",
+                "router.per_expert_scale": "ffn_down_exps.scale", "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+                "experts.down_proj": "ffn_down_exps.weight"}[kind], dtype, values
+            continue
         found = re.fullmatch(r"model\.layers\.(\d+)\.\w+\.(?:experts\.|(?=(?:in|out)put_))(\D+)", tensor)
         if found:
             layer, matrix = found[1], found[2].removesuffix(".weight")
@@ -506,6 +578,12 @@ def converted(config: dict, tensors):
                 coded[layer, matrix.removesuffix("_blocks")] = values
             else:
                 end = "bias" if matrix.endswith("_bias") else "weight"
+                if ".shared_mlp." in tensor:
+                    parts = split_experts(matrix, values[None], False)
+                    suffix = "_shexp" if config["num_local_experts"] else ""
+                    for part, stacked in parts.items():
+                        yield f"blk.{layer}.ffn_{part}{suffix}.weight", dtype, stacked[0]
+                    continue
                 for part, stacked in split_experts(matrix, values, architecture == "gpt-oss").items():
                     kind = "float32" if end == "bias" else dtype
                     yield f"blk.{layer}.ffn_{part}_exps.{end}", kind, stacked

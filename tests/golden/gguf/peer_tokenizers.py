@@ -109,6 +109,27 @@ def phi3(name):
     return {"name": name, "tokens": tokens[259:], "texts": {text: list(tokenize(vocab, text)) for text in texts}}
 
 
+def gemma4():
+    """Ids of texts with a vocabulary of Gemma 4's kind: characters, bytes, and merges in the file's order."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    types = [CONTROL, CONTROL, CONTROL, UNKNOWN, CONTROL, CONTROL, *[6] * 256]
+    merges = []
+    for word in ("\u2581the", "\u2581\u2581\u2581\u2581", "\n\n\n", "he", "\u2581a", "caf\u00e9", "12", "er", "th", "ther", "\u2581that"):
+        parts = list(word)
+        tokens += [part for part in dict.fromkeys(parts) if part not in tokens]
+        while len(parts) > 1:
+            # The pair that is known already, else the first.
+            known = next((at for at in range(len(parts) - 1) if f"{parts[at]} {parts[at + 1]}" in merges), None)
+            at = 0 if known is None else known
+            merges += [] if known is not None else [f"{parts[at]} {parts[at + 1]}"]
+            parts[at:at + 2] = [parts[at] + parts[at + 1]]
+            tokens += [] if parts[at] in tokens else [parts[at]]
+    types += [NORMAL] * (len(tokens) - len(types))
+    vocab = load(tokens, types, merges, kind="gemma4", ids={"bos": 2, "eos": 1, "unknown": 3})
+    texts = ["the other cat", "  the    that ", "a\n\n\n\nthe\n12 caf\u00e9 \u6f22\u5b57", "<bos>that<|turn>he 112\r\n\tthe<turn|>\n", "\u2581the <unk>", ""]
+    return {"tokens": tokens, "types": types, "merges": merges, "texts": {text: list(tokenize(vocab, text, bos=True)) for text in texts}}
+
+
 def main() -> None:
     llama_cpp.llama_log_set(LOG, ctypes.c_void_p(0))
     source = (HERE.parents[2] / "gguf/src/word_rules.rs").read_text()
@@ -129,6 +150,7 @@ def main() -> None:
         "controls": [golden["tokens"][0] for golden in ends((NORMAL, text) for text in texts) if golden["whole"]],
         "together": ends(together),
         "phi3": [phi3("Phi 3"), phi3("My Phi-3 mini")],
+        "gemma4": gemma4(),
         "texts": TEXTS,
         "rules": rules([*dict.fromkeys(known), ""]),
     }

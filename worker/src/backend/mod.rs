@@ -227,7 +227,9 @@ pub enum BackendError {
     #[error("the group has failed: {0}")]
     Lost(#[from] Lost),
     /// The weights produced NaN or infinite logits.
-    #[error("row {row} has no finite logit: the weights or the kernels are broken")]
+    #[error(
+        "row {row} has no finite logit: its tokens met weights that are NaN, infinite or too large; download or convert the model again"
+    )]
     NotFinite {
         /// Row of the batch.
         row: u32,

@@ -242,7 +242,8 @@ impl Metrics {
             &self.request_preemptions,
             &self.step_time,
         ];
-        let counters = [&self.preemptions, &self.steps];
+        let counters =
+            [&self.preemptions, &self.steps, &self.drafts, &self.draft_tokens, &self.accepted_tokens];
         histograms.map(total_of).into_iter().chain(counters.map(total_of)).collect()
     }
 

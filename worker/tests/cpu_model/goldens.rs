@@ -71,7 +71,7 @@ fn models_saved_again_by_transformers_agree() {
     }
 }
 
-fn log_probabilities(rows: &[Vec<f32>]) -> Vec<f64> {
+pub fn log_probabilities(rows: &[Vec<f32>]) -> Vec<f64> {
     let of_row = |row: &Vec<f32>| {
         let sum: f64 = row.iter().map(|logit| f64::from(*logit).exp()).sum();
         row.iter().map(|logit| f64::from(*logit) - sum.ln()).collect::<Vec<_>>()

@@ -12,6 +12,7 @@ mod groups;
 mod invariance;
 mod latent;
 mod long_context;
+mod long_prompts;
 mod made_adapters;
 mod overlap;
 mod quantised;

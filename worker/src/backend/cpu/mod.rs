@@ -25,7 +25,7 @@ use skein_model::on_cpu::caches::{self, Caches};
 use skein_model::on_cpu::pack::{self, pack};
 use skein_model::on_cpu::packed_cache::PackedCache;
 use skein_model::on_cpu::profile::{Part, Profile};
-use skein_model::on_cpu::{Activations, ForwardStep, Located, Model, matrices};
+use skein_model::on_cpu::{Activations, ForwardStep, Located, Model, check_embeddings, matrices};
 use skein_model::shard::Shard;
 use skein_model::spec::Spec;
 use skein_model::weight_source::WeightSource;
@@ -355,6 +355,7 @@ impl CpuModel {
             packed_bytes = pack::most_bytes(matrices, rounded);
             pack(&mut cpu, matrices, rounded, &weights, cache, source, progress)
         })?;
+        check_embeddings(&mut cpu, &model)?;
         Ok(Self { packed_bytes, ..Self::new(model, cpu, connections, options)? })
     }
 
