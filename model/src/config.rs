@@ -11,7 +11,7 @@ use super::fields::{Fields, TEXT_CONFIG, read_object};
 use super::positions::default_positions;
 use super::rope::object;
 use super::spec::Spec;
-use super::{LoadError, families, tied};
+use super::{LoadError, families, families::Family, tied};
 use skein_proto::TokenId;
 
 const CONFIG: &str = "config.json";
@@ -67,6 +67,22 @@ impl ModelConfig {
         for (field, size) in family.sizes {
             config.entry(*field).or_insert_with(|| (*size).into());
         }
+        let mut own_names = Vec::new();
+        for (usual, own) in family.own_names {
+            if let Some(value) = config.get(*own).filter(|value| !value.is_null()).cloned() {
+                config.insert((*usual).to_owned(), value);
+                own_names.push((*usual, *own));
+            }
+        }
+        Self::of_family(file, family, config, generation).map_err(|error| error.naming(&own_names))
+    }
+
+    fn of_family(
+        file: &'static str,
+        family: &Family,
+        mut config: Map<String, Value>,
+        generation: &Map<String, Value>,
+    ) -> Result<Self, LoadError> {
         if config.get(POSITIONS).is_none_or(Value::is_null)
             && let Some(longest) = default_positions(family.model_type)
         {
@@ -247,7 +263,9 @@ mod tests {
             assert_eq!(said(&after), said(&before), "{name}");
             families.insert(before.model_type);
         }
-        assert_eq!(families.len(), families::FAMILIES.len(), "one of every family: {families:?}");
+        // transformers saves the text models of Kimi K2 as DeepSeek-V3's.
+        let saved = families::FAMILIES.iter().filter(|family| family.model_type != "kimi_k2");
+        assert_eq!(families.len(), saved.count(), "one of every other family: {families:?}");
     }
 
     #[test]

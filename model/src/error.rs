@@ -186,3 +186,13 @@ pub enum LoadError {
     #[error("cannot start the compute thread: {0}")]
     Thread(std::io::Error),
 }
+
+impl LoadError {
+    /// The same, naming a field as the configuration does: `own_names` are of usual and own names.
+    pub(super) fn naming(self, own_names: &[(&'static str, &'static str)]) -> Self {
+        let Self::Field { file, field, got, allowed } = self else { return self };
+        let own = own_names.iter().find(|(usual, _)| *usual == field);
+        let field = own.map_or(field, |(_, own)| (*own).to_owned());
+        Self::Field { file, field, got, allowed }
+    }
+}

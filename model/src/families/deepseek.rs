@@ -1,5 +1,5 @@
-//! DeepSeek-V2, V3 and R1 (DeepSeek-AI 2024): latent attention, and experts in groups beside a shared
-//! network. The layer that predicts further tokens, after the last one, is not used.
+//! DeepSeek-V2, V3 and R1 (DeepSeek-AI 2024), and Kimi K2: latent attention, and experts in groups beside a
+//! shared network. The layer that predicts further tokens, after the last one, is not used.
 
 use skein_kernels::cpu::experts::{Groups, Routing, Score};
 use skein_kernels::cpu::rope::Rotation;
@@ -206,7 +206,7 @@ fn shared(fields: &Fields<'_>, inner_size: usize, default: usize) -> Result<Opti
     Ok((shared > 0).then_some(SharedSpec { inner_size: shared * inner_size, is_weighted: false }))
 }
 
-fn names(role: Role) -> &'static [&'static str] {
+pub(super) fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::QueryDown => &["self_attn.q_a_proj"],
         Role::QueryNorm => &["self_attn.q_a_layernorm"],

@@ -12,7 +12,7 @@ use crate::LoadError;
 use crate::checkpoint::Weights;
 use crate::shard::Shard;
 use crate::spec::{ExpertsSpec, QkNorm, Spec};
-use crate::state_spec::{DeltaSpec, Mixer, SpaceSpec, StateSpec};
+use crate::state_spec::{Mixer, SpaceSpec, StateSpec};
 use crate::tensors::{Kind, Role, Tensor};
 
 /// One layer's weights.
@@ -80,6 +80,9 @@ pub(super) struct State {
     /// outputs, then `rates` logits of how it changes.
     pub inputs: Vec<Projection>,
     pub rates: usize,
+    /// Projections of gates and of decays, if the last of the inputs and of the rates are the vectors that
+    /// they are projected from.
+    pub from_vectors: Option<[Projection; 2]>,
     /// Whether one product can have all of them: their weights have one form.
     pub is_one_product: bool,
     /// `[channels, taps]`
@@ -93,6 +96,7 @@ pub(super) struct State {
 /// How the rows of a layer change its state.
 pub(super) enum Rule {
     Delta(Delta),
+    KeyedDelta(Delta),
     Space(Space),
     Convolution,
 }
@@ -101,7 +105,7 @@ pub(super) enum Rule {
 pub(super) struct Delta {
     /// `[value_heads]`
     pub decay_rate: Vec<f32>,
-    /// `[value_heads]`
+    /// As many as logits of decays.
     pub decay_bias: Vec<f32>,
     /// `[value_dim]`
     pub norm: Vec<f32>,
@@ -271,6 +275,10 @@ impl State {
                 &[Role::StateQuery, Role::StateKey, Role::StateValue, Role::StateGate],
                 &[Role::StateBeta, Role::StateDecay],
             ),
+            StateSpec::KeyedDelta(_) => (
+                &[Role::StateQuery, Role::StateKey, Role::StateValue, Role::StateGateDown],
+                &[Role::StateBeta, Role::StateDecayDown],
+            ),
             StateSpec::Space(_) => {
                 (&[Role::StateGate, Role::StateValue, Role::StateKey, Role::StateQuery], &[Role::StateDecay])
             }
@@ -283,16 +291,28 @@ impl State {
             (format.is_integer().then_some(format), of.weights.order().cloned())
         };
         let is_one_product = inputs.iter().all(|other| form(other) == form(&inputs[0]));
-        let taps = parts.listed(layer, Role::StateTaps);
+        let (taps, from_vectors) = match spec {
+            StateSpec::KeyedDelta(_) => {
+                let roles = [Role::StateQueryTaps, Role::StateKeyTaps, Role::StateValueTaps];
+                let taps = roles.map(|role| parts.listed(layer, role)).concat();
+                let of = [Role::StateGate, Role::StateDecay].map(|role| parts.projection(layer, role));
+                (taps, Some(of))
+            }
+            _ => (parts.listed(layer, Role::StateTaps), None),
+        };
         let bias = parts.vector(layer, Role::StateTapsBias).unwrap_or_default();
         let rule = match spec {
-            StateSpec::Delta(delta) => Rule::Delta(Delta::new(parts, delta, layer)),
+            StateSpec::Delta(delta) => Rule::Delta(Delta::new(parts, delta.stored.has_negative_rates, layer)),
+            StateSpec::KeyedDelta(delta) => {
+                Rule::KeyedDelta(Delta::new(parts, delta.has_negative_rates, layer))
+            }
             StateSpec::Space(space) => Rule::Space(Space::new(parts, space, layer)),
             StateSpec::Convolution(_) => Rule::Convolution,
         };
         Self {
             inputs,
             rates: rates.len(),
+            from_vectors,
             is_one_product,
             taps: own_channels(spec, units, &taps, spec.taps()),
             taps_bias: if bias.is_empty() { bias } else { own_channels(spec, units, &bias, 1) },
@@ -313,9 +333,8 @@ fn own_channels(spec: &StateSpec, units: &Range<usize>, values: &[f32], each: us
 }
 
 impl Delta {
-    fn new(parts: &mut Parts, spec: &DeltaSpec, layer: usize) -> Self {
-        let has_rates = spec.stored.has_negative_rates;
-        let rate = |stored: f32| if has_rates { -stored } else { f64::from(stored).exp() as f32 };
+    fn new(parts: &mut Parts, has_negative_rates: bool, layer: usize) -> Self {
+        let rate = |stored: f32| if has_negative_rates { -stored } else { f64::from(stored).exp() as f32 };
         let rates = parts.listed(layer, Role::StateDecayRate);
         Self {
             decay_rate: rates.into_iter().map(rate).collect(),

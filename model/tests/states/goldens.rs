@@ -9,7 +9,7 @@ use crate::instance::{Chunk, EXACT, Instance};
 
 /// Largest difference of a logit.
 const TOLERANCE: f32 = 1e-4;
-const MODELS: [&str; 10] = [
+const MODELS: [&str; 12] = [
     "qwen3-5",
     "qwen3-5-v5",
     "qwen3-5-moe",
@@ -20,6 +20,8 @@ const MODELS: [&str; 10] = [
     "lfm2-moe-v5",
     "granite-hybrid",
     "granite-hybrid-v5",
+    "kimi-linear",
+    "kimi-linear-v5",
 ];
 
 struct Golden {

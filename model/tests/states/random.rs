@@ -9,8 +9,16 @@ use skein_model::config::ModelConfig;
 use skein_model::tensors;
 
 /// Goldens whose configurations the models are like.
-pub const MODELS: [&str; 7] =
-    ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2-v5", "lfm2-moe", "granite-hybrid", "granite-hybrid-v5"];
+pub const MODELS: [&str; 8] = [
+    "qwen3-5",
+    "qwen3-5-moe",
+    "qwen3-next",
+    "lfm2-v5",
+    "lfm2-moe",
+    "granite-hybrid",
+    "granite-hybrid-v5",
+    "kimi-linear",
+];
 
 /// A model like the golden `name`, large enough for four ranks.
 pub fn make(name: &str) -> tempfile::TempDir {
@@ -24,6 +32,11 @@ pub fn make(name: &str) -> tempfile::TempDir {
     if name.starts_with("lfm2") {
         config["hidden_size"] = json!(128);
         config["layer_types"] = json!(["conv", "full_attention", "conv", "conv"]);
+    }
+    if name.starts_with("kimi") {
+        config["num_key_value_heads"] = json!(8);
+        config["v_head_dim"] = json!(32);
+        config["linear_attn_config"] = json!({"num_heads": 8, "head_dim": 16, "short_conv_kernel_size": 4});
     }
     if name.starts_with("granite") {
         config["hidden_size"] = json!(128);

@@ -64,8 +64,8 @@ pub fn sample(sequence: &Sequence, batch: &mut Batch, params: &Arc<SamplingParam
 
 /// Models whose layers differ: dense, with windows and two rotations, with experts, with sinks and coded
 /// experts, with latent attention, with windows that do not slide, with states, with heads of two sizes and
-/// keys of earlier layers.
-pub const KINDS: [&str; 10] = [
+/// keys of earlier layers, with states beside latent attention.
+pub const KINDS: [&str; 11] = [
     "llama-gqa",
     "gemma3",
     "mixtral-v5",
@@ -76,6 +76,7 @@ pub const KINDS: [&str; 10] = [
     "qwen3-next",
     "lfm2-v5",
     "gemma4-per-layer",
+    "kimi-linear",
 ];
 
 /// The CPU backend with a golden model in exact arithmetic and `kv_blocks` blocks of [`SMALL_BLOCK`] tokens.

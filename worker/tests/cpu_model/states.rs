@@ -15,8 +15,8 @@ use skein_worker::scheduler::{NewRequest, NewSample, RequestKey, Scheduler};
 use crate::batches::{Running, SMALL_BLOCK, backend_of};
 
 /// Models in which some layers have a state.
-pub const WITH_STATES: [&str; 6] =
-    ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "granite-hybrid"];
+pub const WITH_STATES: [&str; 7] =
+    ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "granite-hybrid", "kimi-linear"];
 
 /// Changes of the configuration of `name` for four layers, one of which attends, and for up to four ranks.
 pub fn with_states_for_ranks(name: &str) -> Value {
@@ -28,6 +28,12 @@ pub fn with_states_for_ranks(name: &str) -> Value {
     if name.starts_with("granite") {
         let types = ["mamba", "attention", "mamba", "mamba"];
         return json!({"num_hidden_layers": 4, "mamba_n_groups": 4, "mamba_d_head": "auto", "layer_types": types});
+    }
+    if name.starts_with("kimi") {
+        let states = json!({"num_heads": 8, "head_dim": 16, "short_conv_kernel_size": 4});
+        let types = ["linear_attention", "full_attention", "linear_attention", "linear_attention"];
+        return json!({"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "v_head_dim": 32,
+            "intermediate_size": 256, "linear_attn_config": states, "layer_types": types});
     }
     json!({"num_hidden_layers": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
         "linear_key_head_dim": 12, "linear_value_head_dim": 16, "num_experts_per_tok": 2})

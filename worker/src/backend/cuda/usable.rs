@@ -147,6 +147,9 @@ fn part_beside_the_usual(spec: &Spec) -> Option<&'static str> {
     if spec.attention_shapes().any(|attention| attention.has_value_norm) {
         return Some("normalised values");
     }
+    if spec.layers.iter().filter_map(|layer| layer.temperature).any(|temperature| temperature.shift != 1) {
+        return Some("queries scaled by their position otherwise than in Llama 4");
+    }
     let has_inputs = spec.layer_inputs.is_some() || spec.has_layer_scales;
     has_inputs.then_some("layers with inputs or factors of their own")
 }
