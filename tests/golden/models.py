@@ -356,9 +356,9 @@ MODELS |= {
         "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]}),
 }
 
-# Text models of models that also take images: Kimi K2.5, whose layers are DeepSeek-V3's, and Ministral 3. Both
-# scale queries or rotations within the compared positions. Tokens of images are outside the vocabulary, because
-# transformers embeds them otherwise.
+# Text models of models that also take images: Kimi K2.5, whose layers are DeepSeek-V3's, and Ministral 3.
+# Both scale queries or rotations within the compared positions. Tokens of images are outside the vocabulary,
+# because transformers embeds them otherwise.
 NO_IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14}
 MINISTRAL3 = {"model_type": "ministral3", "attention_bias": ABSENT, "mlp_bias": ABSENT, "head_dim": 32, "num_hidden_layers": 3,
     "vocab_size": 128, "pad_token_id": 0}

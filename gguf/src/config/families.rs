@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Keys, LATENT};
+use super::{KIMI_LINEAR, Keys, LATENT};
 use crate::GgufError;
 use crate::metadata::Value;
 
@@ -62,6 +62,12 @@ impl Keys<'_> {
                 Ok(())
             }
             LATENT => self.latent(config),
+            KIMI_LINEAR => {
+                config.insert("linear_num_heads".into(), config["num_attention_heads"].clone());
+                config.insert("linear_head_dim".into(), json!(self.needed("kda.head_dim")?));
+                config.insert("linear_conv_kernel_dim".into(), json!(self.needed("ssm.conv_kernel")?));
+                self.latent(config)
+            }
             _ => Ok(()),
         }
     }
@@ -87,6 +93,30 @@ impl Keys<'_> {
 
     /// Sets which layers attend: those with KV heads in a list of all layers. Returns how many these have.
     pub(super) fn attending(&self, config: &mut Map<String, Json>) -> Result<u64, GgufError> {
+        let (layers, heads) = self.attending_layers()?;
+        config.insert("full_attn_idxs".into(), json!(layers));
+        Ok(heads)
+    }
+
+    /// The same as the types of all `layers`.
+    pub(super) fn attending_by_type(
+        &self,
+        config: &mut Map<String, Json>,
+        layers: u64,
+    ) -> Result<(), GgufError> {
+        let (attending, _) = self.attending_layers()?;
+        let most = self.get("attention.head_count_kv").and_then(|list| list.as_array()?.values());
+        if most.map_or(0, |values| values.count() as u64) != layers {
+            return Err(self.wrong("attention.head_count_kv", "a list with a number for each layer"));
+        }
+        let kind = |layer| if attending.contains(&layer) { "full_attention" } else { "linear_attention" };
+        let kinds: Vec<_> = (0..layers as usize).map(kind).collect();
+        config.insert("layer_types".into(), json!(kinds));
+        Ok(())
+    }
+
+    /// The layers with KV heads, and how many these have.
+    fn attending_layers(&self) -> Result<(Vec<usize>, u64), GgufError> {
         let key = "attention.head_count_kv";
         let wrong = || self.wrong(key, "a list with one number for the layers that attend, and 0 for others");
         let list = self.get(key).and_then(|value| value.as_array()?.values()).ok_or_else(wrong)?;
@@ -96,8 +126,7 @@ impl Keys<'_> {
             return Err(wrong());
         }
         let layers: Vec<usize> = (0..heads.len()).filter(|layer| heads[*layer] > 0).collect();
-        config.insert("full_attn_idxs".into(), json!(layers));
-        Ok(some)
+        Ok((layers, some))
     }
 
     /// Granite's factors, of which a file has those that are not 1.

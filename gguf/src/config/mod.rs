@@ -12,7 +12,7 @@ use crate::model::GgufModel;
 use crate::special_tokens::SpecialTokens;
 
 /// Supported values of `general.architecture`.
-pub const SUPPORTED: [&str; 31] = [
+pub const SUPPORTED: [&str; 32] = [
     "llama",
     "qwen2",
     "qwen2moe",
@@ -27,6 +27,7 @@ pub const SUPPORTED: [&str; 31] = [
     "gemma3",
     "gpt-oss",
     "deepseek2",
+    "kimi-linear",
     "chatglm",
     "glm4",
     "glm4moe",
@@ -63,6 +64,8 @@ pub const ROTATES_ADJACENT: [&str; 11] = [
 
 /// Architecture of models with latent attention.
 const LATENT: &str = "deepseek2";
+/// The same beside states.
+const KIMI_LINEAR: &str = "kimi-linear";
 
 /// The model's `config.json`, as [`GgufModel::config`] returns it.
 pub fn config(model: &GgufModel) -> Result<Map<String, Json>, GgufError> {
@@ -169,7 +172,9 @@ impl Keys<'_> {
             _ => ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
         };
         config.insert(eps.into(), json!(self.real(key)?));
-        if self.name != LATENT {
+        if self.name == KIMI_LINEAR {
+            self.attending_by_type(&mut config, layers)?;
+        } else if self.name != LATENT {
             config.insert("head_dim".into(), json!(self.head_dim(hidden, heads)?));
             let kv_heads = match self.name {
                 "lfm2" | "lfm2moe" => self.attending(&mut config)?,
@@ -189,6 +194,7 @@ impl Keys<'_> {
             "qwen35" => "qwen3_5_text",
             "qwen35moe" => "qwen3_5_moe_text",
             "lfm2moe" => "lfm2_moe",
+            KIMI_LINEAR => "kimi_linear",
             "gemma3" => "gemma3_text",
             "gpt-oss" => "gpt_oss",
             "chatglm" => "glm",

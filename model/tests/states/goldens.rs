@@ -71,7 +71,7 @@ fn prompts_and_greedy_tokens_agree_with_transformers() {
 
 #[test]
 fn gguf_files_agree_with_transformers() {
-    for name in ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe"] {
+    for name in ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "kimi-linear"] {
         check(name, &skein_golden::gguf(name));
     }
 }

@@ -41,14 +41,14 @@ ARCHITECTURES = {
     "starcoder2": "starcoder2", "cohere": "command-r", "cohere2": "cohere2", "olmo3": "olmo2", "seed_oss": "seed_oss",
     "exaone4": "exaone4", "ernie4_5": "ernie4_5", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2",
     "glm4_moe_lite": "deepseek2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
-    "lfm2": "lfm2", "lfm2_moe": "lfm2moe",
+    "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "kimi_linear": "kimi-linear",
 }
 NAMES = [
     "llama-gqa", "llama3-rope", "mistral", "mixtral", "qwen2", "qwen2-tied-v5", "qwen3", "gemma2", "gemma3", "phi3-long",
     "granite", "olmo2", "olmoe", "qwen2-moe", "smollm3", "gpt-oss", "gpt-oss-mxfp4", "deepseek-v2", "deepseek-v2-lite",
     "deepseek-v3", "glm", "glm4-v5", "glm4-moe", "granite-moe", "starcoder2", "cohere", "cohere2-v5",
     "olmo3", "seed-oss", "exaone4", "ernie4-5", "ernie4-5-moe", "minimax-m2", "glm4-moe-lite",
-    "qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe",
+    "qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "kimi-linear",
 ]
 # Their queries and keys are permuted.
 ROTATES_ADJACENT = ["llama", "granite", "granitemoe", "smollm3"]
@@ -170,7 +170,9 @@ def llama3_factors(config: dict, scaling: dict) -> np.ndarray:
 
 
 def attending(config: dict) -> list[bool]:
-    """Which layers of LFM2 attend."""
+    """Which layers of LFM2 and Kimi Linear attend."""
+    if "linear_attn_config" in config:
+        return [layer + 1 in config["linear_attn_config"]["full_attn_layers"] for layer in range(config["num_hidden_layers"])]
     types = config.get("layer_types")
     return [types[layer] != "conv" if types else layer in config["full_attn_idxs"] for layer in range(config["num_hidden_layers"])]
 
@@ -189,7 +191,7 @@ def write_convolutions(writer: gguf.GGUFWriter, config: dict) -> None:
 def write_sizes(writer: gguf.GGUFWriter, config: dict) -> None:
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_context_length(config.get("max_position_embeddings") or config["model_max_length"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     if "intermediate_size" in config:
@@ -197,7 +199,8 @@ def write_sizes(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_head_count(heads)
     is_latent = "kv_lora_rank" in config
     kv_heads = 1 if is_latent else config.get("num_key_value_heads", heads)
-    writer.add_head_count_kv([kv_heads if attends else 0 for attends in attending(config)] if "conv_L_cache" in config else kv_heads)
+    is_hybrid = "conv_L_cache" in config or "linear_attn_config" in config
+    writer.add_head_count_kv([kv_heads if attends else 0 for attends in attending(config)] if is_hybrid else kv_heads)
     if "rms_norm_eps" in config or "norm_eps" in config:
         writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     else:
@@ -218,11 +221,13 @@ def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> N
     experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts") or config.get("moe_num_experts")
     if experts:
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config.get("num_experts_per_tok") or config["moe_k"])
+        writer.add_expert_used_count(config.get("num_experts_per_tok") or config.get("num_experts_per_token") or config["moe_k"])
     if "n_routed_experts" in config:
         write_grouped(writer, config)
     if "kv_lora_rank" in config:
         write_latent(writer, config, is_old)
+    if kind == "kimi_linear":
+        write_kimi(writer, config)
     if kind == "gpt_oss":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
         limits = [config["swiglu_limit"]] * config["num_hidden_layers"]
@@ -341,6 +346,26 @@ def of_state(config: dict, tensor: str, values: np.ndarray):
         yield f"blk.{layer}.{kind}", -np.exp(values) if kind == "ssm_a" and is_number else values
 
 
+def write_kimi(writer: gguf.GGUFWriter, config: dict) -> None:
+    writer.add_ssm_conv_kernel(config["linear_attn_config"]["short_conv_kernel_size"])
+    writer.add_kda_head_dim(config["linear_attn_config"]["head_dim"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_count(config["num_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def of_kimi(tensor: str, values: np.ndarray):
+    """(name, values) of a tensor that only Kimi Linear's states have, or None."""
+    layer, name = tensor.split(".")[2], tensor.split(".")[-1]
+    if "conv1d" in tensor:
+        return f"blk.{layer}.ssm_conv1d_{tensor.split('self_attn.')[1][0]}.weight", values.reshape(1, len(values), 1, -1)
+    if name == "A_log":
+        return f"blk.{layer}.ssm_a", -np.exp(values) if values.dtype.kind == "f" else values
+    return (f"blk.{layer}.ssm_dt.bias", values) if name == "dt_bias" else None
+
+
 def write_grouped(writer: gguf.GGUFWriter, config: dict) -> None:
     """Experts as in DeepSeek-V2 and later."""
     writer.add_leading_dense_block_count(config["first_k_dense_replace"])
@@ -441,6 +466,9 @@ def converted(config: dict, tensors):
         if ".linear_attn." in tensor:
             for name, part in of_state(config, tensor, values):
                 yield name, "float32" if "conv1d" in name else dtype, part
+            continue
+        if config["model_type"] == "kimi_linear" and (found := of_kimi(tensor, values) if ".self_attn." in tensor else None):
+            yield found[0], "float32", found[1]
             continue
         if "norm" in tensor and config["model_type"].startswith(("gemma", "qwen3_5", "qwen3_next")):
             values = values + 1
