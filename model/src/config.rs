@@ -25,7 +25,7 @@ const METADATA: &str = "the metadata of the GGUF file";
 pub struct ModelConfig {
     /// Model type of the family in config.json.
     pub model_type: &'static str,
-    /// Longest sequence for which the model was trained.
+    /// Longest sequence: that for which the model was trained, or up to which it is served.
     pub max_position_embeddings: u32,
     /// Tokens that end a sample.
     pub eos_token_ids: Vec<TokenId>,
@@ -49,6 +49,19 @@ impl ModelConfig {
         let own = end_tokens::of_tokenizer(dir).filter(|id| *id < parsed.spec.vocab_size);
         parsed.eos_token_ids.extend(own.filter(|id| !parsed.eos_token_ids.contains(id)));
         Ok(parsed)
+    }
+
+    /// Refuses sequences of `asked` tokens if they are longer than attention is served for.
+    ///
+    /// # Errors
+    /// Names the limit.
+    pub fn check_is_dense(&self, asked: Option<u32>) -> Result<(), LoadError> {
+        match (asked, self.spec.dense_up_to) {
+            (Some(got), Some(most)) if got > most => {
+                Err(LoadError::Sparse { model_type: self.model_type, got, most })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Validates the content of config.json and generation_config.json.
@@ -94,7 +107,7 @@ impl ModelConfig {
         let generation = Fields { file: GENERATION, object: generation };
         Ok(Self {
             model_type: family.model_type,
-            max_position_embeddings: fields.max_positions()?,
+            max_position_embeddings: fields.max_positions()?.min(spec.dense_up_to.unwrap_or(u32::MAX)),
             eos_token_ids: end_tokens::named(&fields, &generation, spec.vocab_size)?,
             spec,
         })

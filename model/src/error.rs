@@ -44,6 +44,20 @@ pub enum LoadError {
         /// The allowed values.
         allowed: String,
     },
+    /// Attention of longer sequences is not served.
+    #[error(
+        "max_model_len is {got}, and {model_type} is served with up to {most} tokens, its index_topk: up to there its \
+         sparse attention reads all positions, and what it selects beyond is not computed; lower max_model_len to \
+         {most}, or leave it out"
+    )]
+    Sparse {
+        /// The family.
+        model_type: &'static str,
+        /// Asked length.
+        got: u32,
+        /// Longest sequence.
+        most: u32,
+    },
     /// No family has this model type.
     #[error(
         "{file}: model_type {model_type} is not supported{}; supported: {supported}",

@@ -10,6 +10,7 @@ pub(super) fn default_positions(model_type: &str) -> Option<u32> {
         "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_5_moe_text" | "qwen3_5_text" | "qwen3_moe"
         | "qwen3_next" | "smollm3" => 32_768,
         "minimax_m2" => 196_608,
+        "deepseek_v32" => 163_840,
         "glm4_moe_lite" => 202_752,
         "ministral3" => 262_144,
         "seed_oss" => 524_288,

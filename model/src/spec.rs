@@ -25,6 +25,9 @@ pub struct Spec {
     /// Attention of the layers with a window, if it has another shape; see [`Spec::attention_of`]. It has as
     /// many query heads.
     pub windowed_attention: Option<AttentionSpec>,
+    /// Longest sequence in which attention reads all positions, if it selects some in longer ones. Only such
+    /// sequences are served.
+    pub dense_up_to: Option<u32>,
     /// States of the layers that have one instead; one shape. `None` if all layers attend.
     pub state: Option<StateSpec>,
     /// Rotations of queries and keys that layers select from.

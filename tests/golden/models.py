@@ -379,6 +379,13 @@ MODELS |= {
     "ministral3-v5": ("float16", 1, MINISTRAL3 | {"architectures": ["Ministral3ForCausalLM"], "tie_word_embeddings": True,
         "sliding_window": 19, "rope_parameters": BETA | {"rope_type": "default", "original_max_position_embeddings": 24}}),
 }
+# DeepSeek-V3.2, whose attention reads all positions: no compared sequence is longer than `index_topk`.
+V32 = V3 | {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "q_lora_rank": 48, "vocab_size": 128,
+    "index_head_dim": 24, "index_n_heads": 3, "index_topk": 128, "n_shared_experts": 1, "pad_token_id": None}
+MODELS |= {
+    "deepseek-v32": ("bfloat16", 1, V32 | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+        "moe_layer_freq": 1, "rope_theta": 10000.0, "rope_scaling": MSCALE | {"type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0}}),
+}
 WITH_IMAGES = ("kimi_k25", "mistral3")
 
 # Models whose checkpoints have a tensor per expert, with these names of block, gate, up and down; other
@@ -390,6 +397,7 @@ APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp",
          "ernie4-5-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "minimax-m2": ("block_sparse_moe", "w1", "w3", "w2"),
          "glm4-moe-lite": ("mlp", "gate_proj", "up_proj", "down_proj"),
          "qwen3-next": ("mlp", "gate_proj", "up_proj", "down_proj"), "lfm2-moe": ("feed_forward", "w1", "w3", "w2"),
+         "deepseek-v32": ("mlp", "gate_proj", "up_proj", "down_proj"),
          "kimi-k2": ("mlp", "gate_proj", "up_proj", "down_proj"),
          "kimi-linear": ("block_sparse_moe", "w1", "w3", "w2"), "kimi-linear-v5": ("block_sparse_moe", "w1", "w3", "w2")}
 

@@ -9,6 +9,8 @@ use crate::metadata::Value;
 /// Layer count of the 27B models of Gemma 2 and 3, which scale scores differently. The files do not record
 /// the scale; llama.cpp also recognises these models by their layers.
 const GEMMA_27B_LAYERS: [(&str, u64); 2] = [("gemma2", 46), ("gemma3", 62)];
+/// RoPE theta of files without one.
+const THETA: f64 = 10_000.0;
 /// RoPE theta of Gemma 3's sliding-window layers, which files omit.
 const GEMMA3_LOCAL_THETA: f64 = 10_000.0;
 /// Every sixth layer of Gemma 3 attends without a window.
@@ -55,6 +57,7 @@ impl Keys<'_> {
                 config.insert("use_routing_bias".into(), json!(self.has("blk.0.exp_probs_b.bias")));
                 Ok(())
             }
+            "mistral3" => self.temperature(config),
             "qwen3next" | "qwen35" | "qwen35moe" => self.states(config),
             "lfm2" | "lfm2moe" => {
                 config.insert("conv_L_cache".into(), json!(self.needed("shortconv.l_cache")?));
@@ -70,6 +73,21 @@ impl Keys<'_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Scale of Ministral 3's queries, among the fields of its rotation; other models of the architecture have
+    /// none.
+    fn temperature(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
+        self.window(config)?;
+        let Some(scale) = self.real("attention.temperature_scale")?.filter(|scale| *scale != 0.0) else {
+            config.entry("rope_theta").or_insert(json!(THETA)); // else the family's own scale counts
+            return Ok(());
+        };
+        match config.get_mut("rope_scaling").and_then(Json::as_object_mut) {
+            Some(scaling) => drop(scaling.insert("llama_4_scaling_beta".into(), json!(scale))),
+            None => return Err(self.wrong("rope.scaling.type", "yarn, with attention.temperature_scale")),
+        }
+        Ok(())
     }
 
     /// Sizes of layers with a state, which are in the fields of state space models.

@@ -12,8 +12,9 @@ use crate::model::GgufModel;
 use crate::special_tokens::SpecialTokens;
 
 /// Supported values of `general.architecture`.
-pub const SUPPORTED: [&str; 32] = [
+pub const SUPPORTED: [&str; 33] = [
     "llama",
+    "mistral3",
     "qwen2",
     "qwen2moe",
     "qwen3",
@@ -48,8 +49,9 @@ pub const SUPPORTED: [&str; 32] = [
 ];
 /// Architectures whose queries and keys rotate adjacent pairs. The converters permute the rows of those
 /// models that pair values half a head apart in safetensors, as all other architectures do.
-pub const ROTATES_ADJACENT: [&str; 11] = [
+pub const ROTATES_ADJACENT: [&str; 12] = [
     "llama",
+    "mistral3",
     "granite",
     "granitemoe",
     "smollm3",
@@ -193,6 +195,7 @@ impl Keys<'_> {
             "qwen3next" => "qwen3_next",
             "qwen35" => "qwen3_5_text",
             "qwen35moe" => "qwen3_5_moe_text",
+            "mistral3" => "ministral3",
             "lfm2moe" => "lfm2_moe",
             KIMI_LINEAR => "kimi_linear",
             "gemma3" => "gemma3_text",

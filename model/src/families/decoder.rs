@@ -96,6 +96,7 @@ pub(super) fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, L
             has_gate: false,
         },
         windowed_attention: None,
+        dense_up_to: None,
         state: None,
         rotations: vec![rotation],
         layers: vec![layer; fields.size("num_hidden_layers", 4096, None)?],

@@ -4,6 +4,7 @@
 mod cohere;
 mod decoder;
 mod deepseek;
+mod deepseek_v32;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
@@ -70,6 +71,7 @@ pub const FAMILIES: &[Family] = &[
     Family::new("cohere2", cohere::cohere2),
     Family::new("deepseek_v2", deepseek::deepseek_v2),
     Family::new("deepseek_v3", deepseek::deepseek_v3),
+    Family::new("deepseek_v32", deepseek_v32::deepseek_v32),
     Family::new("ernie4_5", ernie4_5::ernie4_5),
     Family::new("ernie4_5_moe", ernie4_5_moe::ernie4_5_moe),
     Family::new("exaone4", exaone4::exaone4),

@@ -307,6 +307,33 @@ fn queries_of_ministral3_get_warmer_with_the_fields_of_its_rotation() {
 }
 
 #[test]
+fn deepseek_v3_2_is_served_as_far_as_its_attention_reads_all_positions() {
+    let config = |changes: Value| {
+        let mut config = json!({"model_type": "deepseek_v32", "hidden_size": 64, "intermediate_size": 80,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256});
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        ModelConfig::parse(config.as_object().unwrap(), &Map::new())
+    };
+    let of_default = config(json!({})).unwrap();
+    assert_eq!(of_default.max_position_embeddings, 2048);
+    assert!(of_default.check_is_dense(None).is_ok() && of_default.check_is_dense(Some(2048)).is_ok());
+    let said = of_default.check_is_dense(Some(2049)).unwrap_err().to_string();
+    for word in ["2049", "deepseek_v32", "up to 2048 tokens", "index_topk", "lower max_model_len"] {
+        assert!(said.contains(word), "{said}");
+    }
+    let short = config(json!({"max_position_embeddings": 512, "index_topk": 1024, "mlp_layer_types":
+        ["dense", "sparse", "dense", "sparse"], "layer_types": vec!["indexed_attention"; 4]}));
+    let short = short.unwrap();
+    let has_experts = short.spec.layers.iter().map(|layer| layer.feed_forward.experts.is_some());
+    assert_eq!(has_experts.collect::<Vec<_>>(), [false, true, false, true]);
+    assert_eq!(short.max_position_embeddings, 512);
+    for (field, value) in [("index_topk", json!(0)), ("layer_types", json!(["full_attention"]))] {
+        let said = config(json!({field: value})).unwrap_err().to_string();
+        assert!(said.contains(field), "{said}");
+    }
+}
+
+#[test]
 fn the_text_model_of_kimi_k2_5_is_that_of_deepseek_v3() {
     let text = json!({"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4,
         "vocab_size": 256, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "n_routed_experts": 384});

@@ -42,16 +42,17 @@ ARCHITECTURES = {
     "exaone4": "exaone4", "ernie4_5": "ernie4_5", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2",
     "glm4_moe_lite": "deepseek2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "kimi_linear": "kimi-linear",
+    "ministral3": "mistral3",
 }
 NAMES = [
     "llama-gqa", "llama3-rope", "mistral", "mixtral", "qwen2", "qwen2-tied-v5", "qwen3", "gemma2", "gemma3", "phi3-long",
     "granite", "olmo2", "olmoe", "qwen2-moe", "smollm3", "gpt-oss", "gpt-oss-mxfp4", "deepseek-v2", "deepseek-v2-lite",
     "deepseek-v3", "glm", "glm4-v5", "glm4-moe", "granite-moe", "starcoder2", "cohere", "cohere2-v5",
     "olmo3", "seed-oss", "exaone4", "ernie4-5", "ernie4-5-moe", "minimax-m2", "glm4-moe-lite",
-    "qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "kimi-linear",
+    "qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "kimi-linear", "ministral3",
 ]
 # Their queries and keys are permuted.
-ROTATES_ADJACENT = ["llama", "granite", "granitemoe", "smollm3"]
+ROTATES_ADJACENT = ["llama", "mistral3", "granite", "granitemoe", "smollm3"]
 FACTORS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
@@ -280,11 +281,13 @@ def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> N
         if "attention_factor" in scaling:
             writer.add_rope_scaling_yarn_attn_factor(scaling["attention_factor"])
         if "mscale_all_dim" in scaling:
-            writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
+            writer.add_rope_scaling_yarn_log_mul((1.0 if kind == "ministral3" else 0.1) * scaling["mscale_all_dim"])
             if scaling["mscale"] != scaling["mscale_all_dim"]:  # as in no published model
                 of_queries, of_scores = (
                     1 + 0.1 * scaling[field] * np.log(scaling["factor"]) for field in ("mscale", "mscale_all_dim"))
                 writer.add_rope_scaling_attn_factors(float(of_queries / of_scores))
+    if "llama_4_scaling_beta" in scaling:
+        writer.add_attn_temperature_scale(scaling["llama_4_scaling_beta"])
     if scaling.get("rope_type") == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(scaling["factor"])
@@ -424,10 +427,17 @@ def add(writer: gguf.GGUFWriter, name: str, dtype: str, values: np.ndarray) -> N
         writer.add_tensor(name, gguf.quants.quantize(values, Q.BF16), raw_dtype=Q.BF16)
 
 
+def config_of(model: pathlib.Path) -> dict:
+    """The configuration of a text model, with the scaling of its rotation where version 4 has it."""
+    config = json.loads((model / "config.json").read_text())
+    config = config.get("text_config", config)
+    return config | ({"rope_scaling": config["rope_parameters"]} if config["model_type"] == "ministral3" else {})
+
+
 def convert(name: str) -> None:
     directory = fresh(name)
     model = weights.complete(GOLDEN / name)
-    config = json.loads((model / "config.json").read_text())
+    config = config_of(model)
     path = directory / f"{name}.gguf"
     writer = gguf.GGUFWriter(path, ARCHITECTURES[config["model_type"]])
     write_sizes(writer, config)
@@ -463,6 +473,7 @@ def converted(config: dict, tensors):
     names, experts = gguf.get_tensor_name_map(key, config["num_hidden_layers"]), {}
     coded, scales = {}, {}
     for tensor, dtype, values in tensors:
+        tensor = tensor.removeprefix("language_model.")
         if ".linear_attn." in tensor:
             for name, part in of_state(config, tensor, values):
                 yield name, "float32" if "conv1d" in name else dtype, part

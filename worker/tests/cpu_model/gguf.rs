@@ -13,7 +13,7 @@ use crate::golden::Golden;
 use crate::goldens::check_model;
 
 /// Golden models that also exist as GGUF files.
-const NAMES: [&str; 33] = [
+const NAMES: [&str; 34] = [
     "llama-gqa",
     "llama3-rope",
     "mistral",
@@ -47,6 +47,7 @@ const NAMES: [&str; 33] = [
     "ernie4-5-moe",
     "minimax-m2",
     "glm4-moe-lite",
+    "ministral3",
 ];
 /// Part of the mixed model that the test opens.
 const MIXED: &str = "mixed/mixed-00001-of-00002.gguf";

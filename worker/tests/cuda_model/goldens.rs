@@ -21,7 +21,8 @@ pub const MOST: f32 = 4.0 * TOLERANCE;
 /// another one than float32.
 const OTHER_EXPERTS: usize = 2;
 /// Families that are refused, because a part of them has no kernel.
-const WITHOUT_KERNELS: [&str; 10] = [
+const WITHOUT_KERNELS: [&str; 11] = [
+    "deepseek_v32",
     "ernie4_5_moe",
     "gemma4_text",
     "qwen3_5_text",

@@ -138,6 +138,9 @@ pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable
 
 /// First part that Gemma 4 has and no kernel knows.
 fn part_beside_the_usual(spec: &Spec) -> Option<&'static str> {
+    if spec.dense_up_to.is_some() {
+        return Some("sparse attention");
+    }
     if spec.windowed_attention.is_some() {
         return Some("other heads in layers with a window than in those without");
     }
