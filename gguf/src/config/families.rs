@@ -75,8 +75,8 @@ impl Keys<'_> {
         }
     }
 
-    /// Scale of Ministral 3's queries, among the fields of its rotation; other models of the architecture have
-    /// none.
+    /// Scale of Ministral 3's queries, among the fields of its rotation; other models of the architecture
+    /// have none.
     fn temperature(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
         self.window(config)?;
         let Some(scale) = self.real("attention.temperature_scale")?.filter(|scale| *scale != 0.0) else {

@@ -76,8 +76,8 @@ impl Keys<'_> {
                 scaling[field] = json!(beta);
             }
         }
-        // The converters multiply `mscale_all_dim` by a tenth, but not that of Ministral 3, which llama.cpp does not
-        // read. It is `mscale`, too, in published models.
+        // The converters multiply `mscale_all_dim` by a tenth, but not that of Ministral 3, which llama.cpp
+        // does not read. It is `mscale`, too, in published models.
         let mscale = match self.real("rope.scaling.yarn_log_multiplier")? {
             _ if self.name == "mistral3" => Some(1.0),
             factor => factor.map(|factor| factor * 10.0),

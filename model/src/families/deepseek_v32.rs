@@ -1,6 +1,6 @@
-//! DeepSeek-V3.2 (DeepSeek-AI 2025): DeepSeek-V3 whose attention reads the `index_topk` positions that an indexer
-//! scores best. In a sequence of at most as many tokens it reads all of them, as V3's does: so far it is served,
-//! and the indexer is not used.
+//! DeepSeek-V3.2 (DeepSeek-AI 2025): DeepSeek-V3 whose attention reads the `index_topk` positions that an
+//! indexer scores best. In a sequence of at most as many tokens it reads all of them, as V3's does: so far it
+//! is served, and the indexer is not used.
 
 use serde_json::Value;
 
