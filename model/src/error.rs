@@ -44,6 +44,20 @@ pub enum LoadError {
         /// The allowed values.
         allowed: String,
     },
+    /// Attention of longer sequences is not served.
+    #[error(
+        "max_model_len is {got}, and {model_type} is served with up to {most} tokens, its index_topk: up to there its \
+         sparse attention reads all positions, and what it selects beyond is not computed; lower max_model_len to \
+         {most}, or leave it out"
+    )]
+    Sparse {
+        /// The family.
+        model_type: &'static str,
+        /// Asked length.
+        got: u32,
+        /// Longest sequence.
+        most: u32,
+    },
     /// No family has this model type.
     #[error(
         "{file}: model_type {model_type} is not supported{}; supported: {supported}",
@@ -208,4 +222,14 @@ pub enum LoadError {
     /// The compute thread could not be started.
     #[error("cannot start the compute thread: {0}")]
     Thread(std::io::Error),
+}
+
+impl LoadError {
+    /// The same, naming a field as the configuration does: `own_names` are of usual and own names.
+    pub(super) fn naming(self, own_names: &[(&'static str, &'static str)]) -> Self {
+        let Self::Field { file, field, got, allowed } = self else { return self };
+        let own = own_names.iter().find(|(usual, _)| *usual == field);
+        let field = own.map_or(field, |(_, own)| (*own).to_owned());
+        Self::Field { file, field, got, allowed }
+    }
 }

@@ -28,10 +28,15 @@ pub enum Role {
     StateQuery,
     StateKey,
     StateValue,
+    StateGateDown,
     StateGate,
     StateBeta,
+    StateDecayDown,
     StateDecay,
     StateTaps,
+    StateQueryTaps,
+    StateKeyTaps,
+    StateValueTaps,
     StateTapsBias,
     StateDecayRate,
     StateDecayBias,
@@ -90,11 +95,15 @@ pub enum Product {
     HeadKey,
     /// A head's output from what it attended to.
     HeadValue,
-    /// Query, key, value and gate of the output of a layer with a state; of a short convolution both gates
-    /// and the value.
+    /// Query, key, value and gate of the output of a layer with a state, or the vector from which the gate is
+    /// projected; of a short convolution both gates and the value.
     StateInput,
-    /// How much each head of a state corrects and forgets.
+    /// How much each head of a state corrects and forgets, or the vector from which the decays are projected.
     StateRates,
+    /// Gate of a state's output from its vector.
+    StateGate,
+    /// Decays of a state from their vector.
+    StateDecay,
     /// Head, which computes logits.
     Logits,
     /// Choice of experts.

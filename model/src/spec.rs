@@ -2,7 +2,7 @@
 //! configuration, [`super::tensors`] lists its weights, and a device runs it.
 
 use skein_kernels::cpu::experts::Routing;
-use skein_kernels::cpu::rope::Rotation;
+use skein_kernels::cpu::rope::{Rotation, Temperature};
 use skein_kernels::gate::Gate;
 
 use super::role::Role;
@@ -25,6 +25,9 @@ pub struct Spec {
     /// Attention of the layers with a window, if it has another shape; see [`Spec::attention_of`]. It has as
     /// many query heads.
     pub windowed_attention: Option<AttentionSpec>,
+    /// Longest sequence in which attention reads all positions, if it selects some in longer ones. Only such
+    /// sequences are served.
+    pub dense_up_to: Option<u32>,
     /// States of the layers that have one instead; one shape. `None` if all layers attend.
     pub state: Option<StateSpec>,
     /// Rotations of queries and keys that layers select from.
@@ -207,7 +210,7 @@ pub struct LayerSpec {
     pub window: Option<u32>,
     /// Whether windows do not slide: a token attends to those from the last multiple of the window on.
     pub is_chunked: bool,
-    /// Scale of queries by their position, if any.
+    /// Scale of queries by their position (Nakanishi 2025), if any.
     pub temperature: Option<Temperature>,
     /// Index of the layer's rotation in [`Spec::rotations`].
     pub rotation: usize,
@@ -222,15 +225,6 @@ impl LayerSpec {
     pub(crate) fn has_memory(&self) -> bool {
         self.mixer != Mixer::None && self.cache_of.is_none()
     }
-}
-
-/// Factor of a layer's queries, `1 + scale * ln(1 + floor((position + 1) / every))` (Nakanishi 2025).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Temperature {
-    /// Positions from one change to the next.
-    pub every: u32,
-    /// Factor of the logarithm.
-    pub scale: f32,
 }
 
 /// A feed-forward network: gated, `down(activation(gate(x)) * up(x))` (Shazeer 2020), or ungated,

@@ -1,6 +1,8 @@
 //! Sizes of layers that keep a recurrent state instead of keys and values.
 
-use skein_kernels::cpu::recurrent::{ConvolutionShape, DeltaShape, StateShape, StateSpaceShape};
+use skein_kernels::cpu::recurrent::{
+    ConvolutionShape, DeltaShape, KeyedDeltaShape, StateShape, StateSpaceShape,
+};
 
 /// What mixes the tokens of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub enum Mixer {
 pub enum StateSpec {
     /// A gated delta network. Units are its key heads.
     Delta(DeltaSpec),
+    /// The same with a decay for each dimension of a key. Units are its heads.
+    KeyedDelta(KeyedDeltaSpec),
     /// A state space. Units are its groups of heads.
     Space(SpaceSpec),
     /// A gated short convolution. Units are its channels.
@@ -42,6 +46,20 @@ pub struct DeltaSpec {
     pub taps: usize,
     /// How checkpoints store it.
     pub stored: StoredState,
+}
+
+/// Kimi Delta Attention (Kimi Team 2025, arXiv 2510.26692): a gated delta network whose decays, and gates of
+/// outputs, are projected from vectors as wide as a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyedDeltaSpec {
+    /// Heads of queries, keys and values.
+    pub heads: usize,
+    /// Values of a query, key or value, and of the vectors from which decays and gates are projected.
+    pub head_dim: usize,
+    /// Positions that the convolution sees, its own included.
+    pub taps: usize,
+    /// Whether the rate of decay is stored, negated, instead of its logarithm.
+    pub has_negative_rates: bool,
 }
 
 /// Mamba-2, a state space model (Dao & Gu 2024, arXiv 2405.21060): `x`, `B` and `C` pass a short convolution,
@@ -99,6 +117,7 @@ impl StateSpec {
     pub fn units(&self) -> usize {
         match self {
             Self::Delta(delta) => delta.key_heads,
+            Self::KeyedDelta(delta) => delta.heads,
             Self::Space(space) => space.groups,
             Self::Convolution(convolution) => convolution.channels,
         }
@@ -108,6 +127,7 @@ impl StateSpec {
     pub fn unit_name(&self) -> &'static str {
         match self {
             Self::Delta(_) => "key heads",
+            Self::KeyedDelta(_) => "heads",
             Self::Space(_) => "groups of heads",
             Self::Convolution(_) => "channels",
         }
@@ -119,6 +139,7 @@ impl StateSpec {
             Self::Delta(delta) => {
                 Self::Delta(DeltaSpec { key_heads: units, value_heads: units * delta.group(), ..delta })
             }
+            Self::KeyedDelta(delta) => Self::KeyedDelta(KeyedDeltaSpec { heads: units, ..delta }),
             Self::Space(space) => {
                 Self::Space(SpaceSpec { groups: units, heads: units * space.heads_of_group(), ..space })
             }
@@ -132,6 +153,7 @@ impl StateSpec {
     pub fn output_unit(&self) -> usize {
         match self {
             Self::Delta(delta) => delta.group() * delta.value_dim,
+            Self::KeyedDelta(delta) => delta.head_dim,
             Self::Space(space) => space.heads_of_group() * space.head_dim,
             Self::Convolution(_) => 1,
         }
@@ -146,6 +168,7 @@ impl StateSpec {
     pub fn taps(&self) -> usize {
         match self {
             Self::Delta(DeltaSpec { taps, .. })
+            | Self::KeyedDelta(KeyedDeltaSpec { taps, .. })
             | Self::Space(SpaceSpec { taps, .. })
             | Self::Convolution(ConvolutionSpec { taps, .. }) => *taps,
         }
@@ -160,6 +183,7 @@ impl StateSpec {
     pub fn channel_runs(&self) -> Vec<usize> {
         match self {
             Self::Delta(delta) => vec![delta.key_dim, delta.key_dim, self.output_unit()],
+            Self::KeyedDelta(delta) => vec![delta.head_dim; 3],
             Self::Space(space) => vec![self.output_unit(), space.state_dim, space.state_dim],
             Self::Convolution(_) => vec![1],
         }
@@ -169,7 +193,7 @@ impl StateSpec {
     pub fn is_divisible(&self) -> bool {
         match self {
             Self::Delta(delta) => delta.stored_order(0, 1).is_none(),
-            Self::Space(_) | Self::Convolution(_) => true,
+            Self::KeyedDelta(_) | Self::Space(_) | Self::Convolution(_) => true,
         }
     }
 
@@ -183,6 +207,9 @@ impl StateSpec {
         match *self {
             Self::Delta(DeltaSpec { key_heads, value_heads, key_dim, value_dim, taps, .. }) => {
                 DeltaShape { key_heads, value_heads, key_dim, value_dim, taps }.into()
+            }
+            Self::KeyedDelta(KeyedDeltaSpec { heads, head_dim, taps, .. }) => {
+                KeyedDeltaShape { heads, key_dim: head_dim, value_dim: head_dim, taps }.into()
             }
             Self::Space(SpaceSpec { groups, heads, state_dim, head_dim, taps, .. }) => {
                 StateSpaceShape { groups, heads, state_dim, head_dim, taps }.into()

@@ -14,7 +14,7 @@ import sys
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
 import weights
@@ -360,6 +360,55 @@ MODELS |= {
         "norm_topk_prob": False, "routed_scaling_factor": 1.2, "moe_latent_size": 40}),
 }
 
+# Kimi Linear: published spelling and transformers' own, whose states have other heads than attention.
+KIMI_LINEAR = MOE | {"architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "max_position_embeddings": ABSENT,
+    "model_max_length": 256, "num_experts_per_tok": ABSENT, "num_experts_per_token": 2, "num_key_value_heads": 4,
+    "num_hidden_layers": 4, "attention_bias": ABSENT, "vocab_size": 128, "kv_lora_rank": 40, "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16, "v_head_dim": 20, "moe_intermediate_size": 48, "pad_token_id": None}
+MODELS |= {
+    "kimi-linear": ("bfloat16", 1, KIMI_LINEAR | {"q_lora_rank": None, "head_dim": 16, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+        "linear_attn_config": {"full_attn_layers": [3], "kda_layers": [1, 2, 4], "head_dim": 12, "num_heads": 4,
+            "short_conv_kernel_size": 4}, "mla_use_nope": True, "moe_renormalize": True, "moe_router_activation_func": "sigmoid",
+        "num_expert_group": 1, "num_experts": 6, "num_nextn_predict_layers": 0, "num_shared_experts": 1, "rope_scaling": None,
+        "rope_theta": 10000.0, "routed_scaling_factor": 2.446, "topk_group": 1, "use_grouped_topk": True}),
+    "kimi-linear-v5": ("float16", 1, KIMI_LINEAR | {"q_lora_rank": 48, "num_experts": 8, "num_expert_group": 4, "topk_group": 2,
+        "num_shared_experts": 2, "moe_renormalize": False, "routed_scaling_factor": 1.3, "linear_head_dim": 20, "linear_num_heads": 3,
+        "linear_conv_kernel_dim": 3, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+        "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]}),
+}
+
+# Text models of models that also take images: Kimi K2.5, whose layers are DeepSeek-V3's, and Ministral 3.
+# Both scale queries or rotations within the compared positions. Tokens of images are outside the vocabulary,
+# because transformers embeds them otherwise.
+NO_IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14}
+MINISTRAL3 = {"model_type": "ministral3", "attention_bias": ABSENT, "mlp_bias": ABSENT, "head_dim": 32, "num_hidden_layers": 3,
+    "vocab_size": 128, "pad_token_id": 0}
+BETA = {"rope_theta": 10000.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.4}
+MODELS |= {
+    "kimi-k2": ("bfloat16", 1, {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "image_token_id": 1000,
+        "tie_word_embeddings": False, "projection_hidden_size": 16,
+        "vision_config": NO_IMAGES | {"model_type": "kimi_k25_vision", "pos_emb_height": 4, "pos_emb_width": 4},
+        "text_config": V3 | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "q_lora_rank": 48, "vocab_size": 128,
+            "n_routed_experts": 6, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+            "routed_scaling_factor": 2.827, "num_nextn_predict_layers": 0, "rope_theta": 50000.0,
+            "rope_scaling": YARN | {"type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0}}}),
+    "ministral3": ("bfloat16", 1, {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
+        "tie_word_embeddings": False, "image_token_index": 1000, "vision_config": NO_IMAGES | {"model_type": "pixtral", "head_dim": 8,
+            "image_size": 28}, "text_config": MINISTRAL3 | {"architectures": ABSENT, "sliding_window": None, "rope_parameters": BETA | {
+                "type": "yarn", "rope_type": "yarn", "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+                "mscale_all_dim": 1.0}}}),
+    "ministral3-v5": ("float16", 1, MINISTRAL3 | {"architectures": ["Ministral3ForCausalLM"], "tie_word_embeddings": True,
+        "sliding_window": 19, "rope_parameters": BETA | {"rope_type": "default", "original_max_position_embeddings": 24}}),
+}
+# DeepSeek-V3.2, whose attention reads all positions: no compared sequence is longer than `index_topk`.
+V32 = V3 | {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "q_lora_rank": 48, "vocab_size": 128,
+    "index_head_dim": 24, "index_n_heads": 3, "index_topk": 128, "n_shared_experts": 1, "pad_token_id": None}
+MODELS |= {
+    "deepseek-v32": ("bfloat16", 1, V32 | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+        "moe_layer_freq": 1, "rope_theta": 10000.0, "rope_scaling": MSCALE | {"type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0}}),
+}
+WITH_IMAGES = ("kimi_k25", "mistral3")
+
 # Models whose checkpoints have a tensor per expert, with these names of block, gate, up and down; other
 # models have the fused tensors of version 5.
 APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
@@ -369,7 +418,10 @@ APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp",
          "ernie4-5-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "minimax-m2": ("block_sparse_moe", "w1", "w3", "w2"),
          "glm4-moe-lite": ("mlp", "gate_proj", "up_proj", "down_proj"),
          "qwen3-next": ("mlp", "gate_proj", "up_proj", "down_proj"), "lfm2-moe": ("feed_forward", "w1", "w3", "w2"),
-         "nemotron-h-moe": ("mixer", None, "up_proj", "down_proj"), "nemotron-h-latent": ("mixer", None, "up_proj", "down_proj")}
+         "nemotron-h-moe": ("mixer", None, "up_proj", "down_proj"), "nemotron-h-latent": ("mixer", None, "up_proj", "down_proj"),
+         "deepseek-v32": ("mlp", "gate_proj", "up_proj", "down_proj"),
+         "kimi-k2": ("mlp", "gate_proj", "up_proj", "down_proj"),
+         "kimi-linear": ("block_sparse_moe", "w1", "w3", "w2"), "kimi-linear-v5": ("block_sparse_moe", "w1", "w3", "w2")}
 
 # Replacements in tensor names, for models whose publisher's names differ from those of version 5.
 RENAMED = {"granite-moe": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
@@ -379,7 +431,10 @@ RENAMED = {"granite-moe": {"experts.gate_up_proj": "input_linear.weight", "exper
            "ernie4-5-moe": {"mlp.gate.moe_statics.": "mlp.moe_statics."},
            "minimax-m2": {".mlp.e_score_": ".block_sparse_moe.e_score_"},
            "qwen3-5-v5": {"model.": "model.language_model."},
-           "nemotron-h": {"model.": "backbone."}, "nemotron-h-moe": {"model.": "backbone."}, "nemotron-h-latent": {"model.": "backbone."}}
+           "nemotron-h": {"model.": "backbone."}, "nemotron-h-moe": {"model.": "backbone."}, "nemotron-h-latent": {"model.": "backbone."},
+           "kimi-k2": {"model.language_model.": "language_model.model.", "lm_head": "language_model.lm_head"},
+           "ministral3": {"model.language_model.": "language_model.model.", "lm_head": "language_model.lm_head"},
+           "kimi-linear": {".forget_gate.": "."}, "kimi-linear-v5": {".forget_gate.": "."}}
 
 # Ends of the tensors that these models' publishers keep in 32 bits.
 IN_32_BITS = {"ernie4-5-moe": ("mlp.gate.weight", "e_score_correction_bias")}
@@ -408,6 +463,19 @@ def apart(name: str, sources: dict) -> dict:
         for expert in range(shape[0]):
             for part in parts:
                 split[f"{prefix}.{block}.experts.{expert}.{part}.weight"] = (shape[1] // len(parts), shape[2]), source
+    return split
+
+
+def of_kimi(name: str, sources: dict) -> dict:
+    """The tensors with a convolution each of queries, keys and values. Publishers keep the networks of dense
+    layers apart from those with experts; transformers saves all under one name."""
+    split = {}
+    for key, (shape, source) in sources.items():
+        for part in "qkv" if ".conv1d." in key else [None]:
+            key_of = key if part is None else key.replace(".conv1d.", f".{part}_conv1d.")
+            if name.endswith("-v5") or ".mlp.shared" in key:
+                key_of = key_of.replace(".mlp.", ".block_sparse_moe.")
+            split[key_of] = (shape if part is None else (shape[0] // 3, *shape[1:])), source
     return split
 
 
@@ -487,6 +555,10 @@ def draw(seed: int, name: str, dtype: str, shape, source: dict) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8 if is_code else getattr(torch, dtype)).reshape(tuple(shape))
 
 
+def class_of(config: dict):
+    return AutoModelForImageTextToText if config["model_type"] in WITH_IMAGES else AutoModelForCausalLM
+
+
 def write_model(path: pathlib.Path, config: dict, dtype: str, files: int, seed: int) -> dict:
     """Writes config.json and the weights, in one safetensors file or `files` of them with an index; returns
     how each tensor is drawn."""
@@ -496,12 +568,14 @@ def write_model(path: pathlib.Path, config: dict, dtype: str, files: int, seed: 
     plain = AutoConfig.from_pretrained(path)
     if hasattr(plain, "quantization_config"):
         del plain.quantization_config
-    empty = AutoModelForCausalLM.from_config(plain)
+    empty = class_of(config).from_config(plain)
     sources = {}
     is_gemma4 = config["model_type"].startswith("gemma4")
     is_gemma = config["model_type"].startswith("gemma") and not is_gemma4
     is_hybrid = config["model_type"].startswith(("qwen3_5", "qwen3_next"))
     for name, like in sorted(empty.state_dict().items()):
+        if "vision" in name or "multi_modal" in name or "mm_projector" in name:
+            continue
         if not (name == "lm_head.weight" and empty.config.tie_word_embeddings):
             of_gemma4 = source_of_gemma4(name, like.shape) if is_gemma4 else None
             sources[name] = tuple(like.shape), of_gemma4 or source_of(name, like.shape, is_gemma, is_hybrid)
@@ -511,6 +585,8 @@ def write_model(path: pathlib.Path, config: dict, dtype: str, files: int, seed: 
         sources = mxfp4(sources)
     if path.name in APART:
         sources = apart(path.name, sources)
+    if config["model_type"] == "kimi_linear":
+        sources = of_kimi(path.name, sources)
     in_32_bits = IN_32_BITS.get(path.name, ())
     tensors = {name: draw(seed, name, "float32" if name.endswith(in_32_bits) else dtype, *of) for name, of in sources.items()}
     if files == 1:
@@ -537,7 +613,8 @@ def compute(path: pathlib.Path, seed: int, vocab: int):
     if "quantization_config" in json.loads((path / "config.json").read_text()):
         model = without_codes(path)
     else:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+        config = json.loads((path / "config.json").read_text())
+        model = class_of(config).from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     assert next(model.parameters()).dtype == torch.float32
     prompt = torch.randint(2, vocab, (1, PROMPT_TOKENS), generator=torch.Generator().manual_seed(seed + 1000))
     out = model(prompt, output_attentions=True)

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::gemma4::GEMMA4;
-use super::{Keys, LATENT};
+use super::{KIMI_LINEAR, Keys, LATENT};
 use crate::GgufError;
 
 /// `expert_gating_func` of experts chosen by the softmax of their scores.
@@ -32,13 +32,18 @@ impl Keys<'_> {
         let mut insert = |field: &str, value: Json| drop(config.insert(field.into(), value));
         insert("num_experts_per_tok", json!(self.needed("expert_used_count")?));
         match self.name {
-            LATENT | "glm4moe" => {
+            KIMI_LINEAR if !self.is_sigmoid()? => {
+                return Err(self.wrong("expert_gating_func", "2 (sigmoid)"));
+            }
+            LATENT | KIMI_LINEAR | "glm4moe" => {
                 insert("n_routed_experts", json!(count));
                 insert("n_shared_experts", json!(self.whole("expert_shared_count")?.unwrap_or(0)));
                 insert("moe_intermediate_size", json!(self.needed("expert_feed_forward_length")?));
                 insert("first_k_dense_replace", json!(self.whole("leading_dense_block_count")?.unwrap_or(0)));
                 insert("routed_scaling_factor", json!(self.real("expert_weights_scale")?.unwrap_or(1.0)));
-                insert("norm_topk_prob", json!(self.flag("expert_weights_norm")?));
+                // llama.cpp goes by the architecture, too.
+                let renormalises = self.name == KIMI_LINEAR || self.flag("expert_weights_norm")?;
+                insert("norm_topk_prob", json!(renormalises));
                 // Files of old converters do not record groups; llama.cpp chooses among all experts then.
                 let groups = self.whole("expert_group_count")?.unwrap_or(1);
                 insert("n_group", json!(groups));

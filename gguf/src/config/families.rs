@@ -3,13 +3,15 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::gemma4::GEMMA4;
-use super::{Keys, LATENT};
+use super::{KIMI_LINEAR, Keys, LATENT};
 use crate::GgufError;
 use crate::metadata::Value;
 
 /// Layer count of the 27B models of Gemma 2 and 3, which scale scores differently. The files do not record
 /// the scale; llama.cpp also recognises these models by their layers.
 const GEMMA_27B_LAYERS: [(&str, u64); 2] = [("gemma2", 46), ("gemma3", 62)];
+/// RoPE theta of files without one.
+const THETA: f64 = 10_000.0;
 /// RoPE theta of Gemma 3's sliding-window layers, which files omit.
 const GEMMA3_LOCAL_THETA: f64 = 10_000.0;
 /// Every sixth layer of Gemma 3 attends without a window.
@@ -61,6 +63,7 @@ impl Keys<'_> {
                 config.insert("use_routing_bias".into(), json!(self.has("blk.0.exp_probs_b.bias")));
                 Ok(())
             }
+            "mistral3" => self.temperature(config),
             "qwen3next" | "qwen35" | "qwen35moe" => self.states(config),
             "lfm2" | "lfm2moe" => {
                 config.insert("conv_L_cache".into(), json!(self.needed("shortconv.l_cache")?));
@@ -69,8 +72,29 @@ impl Keys<'_> {
             }
             "nemotron_h" | "nemotron_h_moe" => self.nemotron_h(config),
             LATENT => self.latent(config),
+            KIMI_LINEAR => {
+                config.insert("linear_num_heads".into(), config["num_attention_heads"].clone());
+                config.insert("linear_head_dim".into(), json!(self.needed("kda.head_dim")?));
+                config.insert("linear_conv_kernel_dim".into(), json!(self.needed("ssm.conv_kernel")?));
+                self.latent(config)
+            }
             _ => Ok(()),
         }
+    }
+
+    /// Scale of Ministral 3's queries, among the fields of its rotation; other models of the architecture
+    /// have none.
+    fn temperature(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
+        self.window(config)?;
+        let Some(scale) = self.real("attention.temperature_scale")?.filter(|scale| *scale != 0.0) else {
+            config.entry("rope_theta").or_insert(json!(THETA)); // else the family's own scale counts
+            return Ok(());
+        };
+        match config.get_mut("rope_scaling").and_then(Json::as_object_mut) {
+            Some(scaling) => drop(scaling.insert("llama_4_scaling_beta".into(), json!(scale))),
+            None => return Err(self.wrong("rope.scaling.type", "yarn, with attention.temperature_scale")),
+        }
+        Ok(())
     }
 
     /// Sizes of layers with a state, which are in the fields of state space models.
@@ -94,6 +118,37 @@ impl Keys<'_> {
 
     /// Sets which layers attend: those with KV heads in a list of all layers. Returns how many these have.
     pub(super) fn attending(&self, config: &mut Map<String, Json>) -> Result<u64, GgufError> {
+        let (layers, heads) = self.attending_layers()?;
+        if self.name == "granitehybrid" {
+            let all =
+                self.get("attention.head_count_kv").and_then(|list| Some(list.as_array()?.values().count()));
+            let kind = |layer| if layers.contains(&layer) { "attention" } else { "mamba" };
+            config.insert("layer_types".into(), (0..all.unwrap_or(0)).map(kind).collect());
+        } else {
+            config.insert("full_attn_idxs".into(), json!(layers));
+        }
+        Ok(heads)
+    }
+
+    /// The same as the types of all `layers`.
+    pub(super) fn attending_by_type(
+        &self,
+        config: &mut Map<String, Json>,
+        layers: u64,
+    ) -> Result<(), GgufError> {
+        let (attending, _) = self.attending_layers()?;
+        let most = self.get("attention.head_count_kv").and_then(|list| list.as_array()?.values());
+        if most.map_or(0, |values| values.count() as u64) != layers {
+            return Err(self.wrong("attention.head_count_kv", "a list with a number for each layer"));
+        }
+        let kind = |layer| if attending.contains(&layer) { "full_attention" } else { "linear_attention" };
+        let kinds: Vec<_> = (0..layers as usize).map(kind).collect();
+        config.insert("layer_types".into(), json!(kinds));
+        Ok(())
+    }
+
+    /// The layers with KV heads, and how many these have.
+    fn attending_layers(&self) -> Result<(Vec<usize>, u64), GgufError> {
         let key = "attention.head_count_kv";
         let wrong = || self.wrong(key, "a list with one number for the layers that attend, and 0 for others");
         let list = self.get(key).and_then(|value| value.as_array()?.values()).ok_or_else(wrong)?;
@@ -102,15 +157,8 @@ impl Keys<'_> {
         if heads.iter().any(|heads| *heads != 0 && *heads != some) {
             return Err(wrong());
         }
-        if self.name == "granitehybrid" {
-            let kind = |heads: &u64| if *heads > 0 { "attention" } else { "mamba" };
-            let kinds: Vec<_> = heads.iter().map(kind).collect();
-            config.insert("layer_types".into(), json!(kinds));
-        } else {
-            let layers: Vec<usize> = (0..heads.len()).filter(|layer| heads[*layer] > 0).collect();
-            config.insert("full_attn_idxs".into(), json!(layers));
-        }
-        Ok(some)
+        let layers: Vec<usize> = (0..heads.len()).filter(|layer| heads[*layer] > 0).collect();
+        Ok((layers, some))
     }
 
     /// Sizes of Granite's layers with a state, and of the network that every layer has.

@@ -15,8 +15,9 @@ use crate::model::GgufModel;
 use crate::special_tokens::SpecialTokens;
 
 /// Supported values of `general.architecture`.
-pub const SUPPORTED: [&str; 35] = [
+pub const SUPPORTED: [&str; 37] = [
     "llama",
+    "mistral3",
     "qwen2",
     "qwen2moe",
     "qwen3",
@@ -33,6 +34,7 @@ pub const SUPPORTED: [&str; 35] = [
     "gemma4",
     "gpt-oss",
     "deepseek2",
+    "kimi-linear",
     "chatglm",
     "glm4",
     "glm4moe",
@@ -53,11 +55,11 @@ pub const SUPPORTED: [&str; 35] = [
     "minimax-m2",
 ];
 /// Architectures whose queries and keys rotate adjacent pairs. The converters permute the rows of those
-/// Architectures whose queries and keys rotate adjacent pairs. The converters permute the rows of those
 /// models that pair values half a head apart in safetensors, as all other architectures do. Those of
 /// Nemotron-H are permuted, too, and do not rotate.
-pub const ROTATES_ADJACENT: [&str; 14] = [
+pub const ROTATES_ADJACENT: [&str; 15] = [
     "llama",
+    "mistral3",
     "granite",
     "granitemoe",
     "granitehybrid",
@@ -75,6 +77,8 @@ pub const ROTATES_ADJACENT: [&str; 14] = [
 
 /// Architecture of models with latent attention.
 const LATENT: &str = "deepseek2";
+/// The same beside states.
+const KIMI_LINEAR: &str = "kimi-linear";
 
 /// The model's `config.json`, as [`GgufModel::config`] returns it.
 pub fn config(model: &GgufModel) -> Result<Map<String, Json>, GgufError> {
@@ -200,7 +204,9 @@ impl Keys<'_> {
             _ => ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
         };
         config.insert(eps.into(), json!(self.real(key)?));
-        if self.name != LATENT {
+        if self.name == KIMI_LINEAR {
+            self.attending_by_type(&mut config, layers)?;
+        } else if self.name != LATENT {
             config.insert("head_dim".into(), json!(self.head_dim(hidden, heads)?));
             let kv_heads = match self.name {
                 "lfm2" | "lfm2moe" | "granitehybrid" => self.attending(&mut config)?,
@@ -221,8 +227,10 @@ impl Keys<'_> {
             "qwen3next" => "qwen3_next",
             "qwen35" => "qwen3_5_text",
             "qwen35moe" => "qwen3_5_moe_text",
+            "mistral3" => "ministral3",
             "lfm2moe" => "lfm2_moe",
             "nemotron_h_moe" => "nemotron_h",
+            KIMI_LINEAR => "kimi_linear",
             "gemma3" => "gemma3_text",
             GEMMA4 => "gemma4_text",
             "granitehybrid" => "granitemoehybrid",

@@ -76,9 +76,13 @@ impl Keys<'_> {
                 scaling[field] = json!(beta);
             }
         }
-        if let Some(factor) = self.real("rope.scaling.yarn_log_multiplier")? {
-            // The converters multiply `mscale_all_dim` by a tenth. It is `mscale`, too, in published models.
-            let mscale = factor * 10.0;
+        // The converters multiply `mscale_all_dim` by a tenth, but not that of Ministral 3, which llama.cpp
+        // does not read. It is `mscale`, too, in published models.
+        let mscale = match self.real("rope.scaling.yarn_log_multiplier")? {
+            _ if self.name == "mistral3" => Some(1.0),
+            factor => factor.map(|factor| factor * 10.0),
+        };
+        if let Some(mscale) = mscale {
             (scaling["mscale"], scaling["mscale_all_dim"]) = (json!(mscale), json!(mscale));
         }
         Ok(scaling)

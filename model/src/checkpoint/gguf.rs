@@ -76,6 +76,9 @@ impl ModelFile {
                 has_negative_rates: true,
             };
         }
+        if let Some(StateSpec::KeyedDelta(delta)) = &mut spec.state {
+            delta.has_negative_rates = true;
+        }
         let has = |tensor: &str| self.0.tensor(&format!("blk.0.{tensor}.weight")).is_some();
         let has_fused_gate =
             spec.layers.first().is_some_and(|layer| layer.feed_forward.is_gated) && !has("ffn_gate");
@@ -110,18 +113,24 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::AttentionOutputNorm => &["post_attention_norm"],
         // Old files have all in one tensor.
         Role::StateInputGate => &["shortconv.in_proj"],
-        Role::StateQuery | Role::StateKey => &["attn_qkv", "ssm_in"],
-        Role::StateValue => &["attn_qkv", "ssm_in", "shortconv.in_proj"],
-        Role::StateGate => &["attn_gate", "ssm_in", "shortconv.in_proj"],
+        Role::StateQuery => &["attn_qkv", "ssm_in", "attn_q"],
+        Role::StateKey => &["attn_qkv", "ssm_in", "attn_k"],
+        Role::StateValue => &["attn_qkv", "ssm_in", "shortconv.in_proj", "attn_v"],
+        Role::StateGateDown => &["ssm_g_a"],
+        Role::StateDecayDown => &["ssm_f_a"],
+        Role::StateQueryTaps => &["ssm_conv1d_q.weight"],
+        Role::StateKeyTaps => &["ssm_conv1d_k.weight"],
+        Role::StateValueTaps => &["ssm_conv1d_v.weight"],
+        Role::StateGate => &["attn_gate", "ssm_in", "shortconv.in_proj", "ssm_g_b"],
         Role::StateBeta => &["ssm_beta", "ssm_ba"],
-        Role::StateDecay => &["ssm_alpha", "ssm_ba", "ssm_in"],
+        Role::StateDecay => &["ssm_alpha", "ssm_ba", "ssm_in", "ssm_f_b"],
         Role::StateTaps => &["ssm_conv1d.weight", "shortconv.conv.weight"],
         Role::StateTapsBias => &["shortconv.conv.bias", "ssm_conv1d.bias"],
         Role::StateSkip => &["ssm_d"],
         Role::StateDecayRate => &["ssm_a"],
         Role::StateDecayBias => &["ssm_dt.bias"],
         Role::StateNorm => &["ssm_norm"],
-        Role::StateOutput => &["ssm_out", "shortconv.out_proj"],
+        Role::StateOutput => &["ssm_out", "shortconv.out_proj", "attn_output"],
         // Architectures without a norm on the attention's output call the next norm so.
         Role::FeedForwardNorm => &["ffn_norm", "post_attention_norm"],
         Role::Router => &["ffn_gate_inp"],

@@ -101,6 +101,7 @@ pub(super) fn decoder_of(fields: &Fields<'_>, defaults: Defaults, layers: usize)
             has_gate: false,
         },
         windowed_attention: None,
+        dense_up_to: None,
         state: None,
         rotations: vec![rotation],
         layers: vec![layer; layers],

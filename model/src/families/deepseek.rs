@@ -1,5 +1,5 @@
-//! DeepSeek-V2, V3 and R1 (DeepSeek-AI 2024): latent attention, and experts in groups beside a shared
-//! network. The layer that predicts further tokens, after the last one, is not used.
+//! DeepSeek-V2, V3 and R1 (DeepSeek-AI 2024), and Kimi K2: latent attention, and experts in groups beside a
+//! shared network. The layer that predicts further tokens, after the last one, is not used.
 
 use skein_kernels::cpu::experts::{Groups, Routing, Score};
 use skein_kernels::cpu::rope::Rotation;
@@ -29,7 +29,7 @@ const V3_EXPERTS: Grouped = Grouped {
     scale: 2.5,
     shared: 1,
 };
-const V3_INNER: usize = 2048;
+pub(super) const V3_INNER: usize = 2048;
 const V3_DENSE_LAYERS: usize = 3;
 /// In V3, a group ranks by the sum of this many best experts.
 const BY_BEST: usize = 2;
@@ -55,9 +55,17 @@ pub fn deepseek_v3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     fields.one_of("scoring_func", &["sigmoid"], Some("sigmoid"))?;
     fields.one_of("topk_method", &["noaux_tc"], Some("noaux_tc"))?;
     let inner_size = fields.size("moe_intermediate_size", 1 << 20, Some(V3_INNER))?;
-    let experts = grouped_experts(fields, inner_size, V3_EXPERTS)?;
+    let experts = grouped_experts_of_v3(fields, inner_size)?;
     let is_interleaved = fields.flag("rope_interleave", true)?;
     deepseek(fields, is_interleaved, experts, inner_size, V3_DENSE_LAYERS)
+}
+
+/// V3's mixture of experts of this size.
+pub(super) fn grouped_experts_of_v3(
+    fields: &Fields<'_>,
+    inner_size: usize,
+) -> Result<ExpertsSpec, LoadError> {
+    grouped_experts(fields, inner_size, V3_EXPERTS)
 }
 
 /// The parts that V2, V3 and their successors share. `dense`: layers without experts by default.
@@ -206,7 +214,7 @@ fn shared(fields: &Fields<'_>, inner_size: usize, default: usize) -> Result<Opti
     Ok((shared > 0).then_some(SharedSpec { inner_size: shared * inner_size, is_weighted: false }))
 }
 
-fn names(role: Role) -> &'static [&'static str] {
+pub(super) fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::QueryDown => &["self_attn.q_a_proj"],
         Role::QueryNorm => &["self_attn.q_a_layernorm"],

@@ -6,7 +6,7 @@ use super::decoder::Choice;
 use super::deepseek::{Grouped, deepseek, grouped_experts};
 use crate::LoadError;
 use crate::fields::Fields;
-use crate::spec::Spec;
+use crate::spec::{ExpertsSpec, Spec};
 
 // Defaults of transformers' `Glm4MoeLiteConfig`.
 const EPS: f64 = 1e-5;
@@ -29,15 +29,26 @@ pub fn glm4_moe_lite(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let is_interleaved = fields.flag("rope_interleave", true)?;
     let mut spec = deepseek(fields, is_interleaved, experts, inner_size, DENSE_LAYERS)?;
     spec.norm.eps = fields.number("rms_norm_eps", 0.0..=1.0, Some(EPS))? as f32;
-    if !fields.is_absent("mlp_layer_types") {
-        let dense_size = fields.size("intermediate_size", 1 << 20, None)?;
-        for (layer, is_sparse) in spec.layers.iter_mut().zip(sparse(fields)?) {
-            let network = &mut layer.feed_forward;
-            (network.experts, network.inner_size) =
-                if is_sparse { (Some(experts), inner_size) } else { (None, dense_size) };
-        }
-    }
+    with_experts_by_type(fields, &mut spec, (experts, inner_size))?;
     Ok(spec)
+}
+
+/// Gives the layers that `mlp_layer_types` says these experts, of this size, and the others a dense network.
+pub(super) fn with_experts_by_type(
+    fields: &Fields<'_>,
+    spec: &mut Spec,
+    (experts, inner_size): (ExpertsSpec, usize),
+) -> Result<(), LoadError> {
+    if fields.is_absent("mlp_layer_types") {
+        return Ok(());
+    }
+    let dense_size = fields.size("intermediate_size", 1 << 20, None)?;
+    for (layer, is_sparse) in spec.layers.iter_mut().zip(sparse(fields)?) {
+        let network = &mut layer.feed_forward;
+        (network.experts, network.inner_size) =
+            if is_sparse { (Some(experts), inner_size) } else { (None, dense_size) };
+    }
+    Ok(())
 }
 
 /// Whether each layer has experts, from `mlp_layer_types`.

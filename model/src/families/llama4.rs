@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 use skein_kernels::cpu::experts::{Routing, Score};
-use skein_kernels::cpu::rope::Rotation;
+use skein_kernels::cpu::rope::{Rotation, Temperature};
 
 use super::decoder::{Choice, Defaults, experts, of_type, silu_decoder, with_attention_bias};
 use super::names;
@@ -12,7 +12,7 @@ use super::smollm3::rotates;
 use crate::LoadError;
 use crate::fields::{Fields, MAX_POSITIONS};
 use crate::rope::RopeDefaults;
-use crate::spec::{ExpertsSpec, Fused, QkNorm, SharedSpec, Spec, Temperature};
+use crate::spec::{ExpertsSpec, Fused, QkNorm, SharedSpec, Spec};
 use crate::tensors::Role;
 
 // Defaults of transformers' `Llama4TextConfig`.
@@ -76,7 +76,7 @@ fn temperature(fields: &Fields<'_>) -> Result<Option<Temperature>, LoadError> {
     };
     let every = fields.size("floor_scale", MAX_POSITIONS, Some(FLOOR_SCALE))? as u32;
     let scale = fields.number("attn_scale", 0.0..=1e3, Some(ATTENTION_SCALE))? as f32;
-    Ok(is_tuned.then_some(Temperature { every, scale }))
+    Ok(is_tuned.then_some(Temperature { every, shift: 1, scale }))
 }
 
 /// The experts, their size, and the layers that have them.

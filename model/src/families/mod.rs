@@ -4,6 +4,7 @@
 mod cohere;
 mod decoder;
 mod deepseek;
+mod deepseek_v32;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
@@ -16,10 +17,12 @@ mod glm4_moe_lite;
 mod gpt_oss;
 mod granite;
 mod granite_hybrid;
+mod kimi_linear;
 mod lfm2;
 mod llama;
 mod llama4;
 mod minimax_m2;
+mod ministral3;
 mod mixtral;
 mod names;
 mod nemotron_h;
@@ -54,11 +57,13 @@ pub struct Family {
     pub spec: fn(&Fields<'_>) -> Result<Spec, LoadError>,
     /// Sizes that its configurations may omit.
     pub sizes: &'static [(&'static str, u32)],
+    /// Usual names of fields, and what its configurations call them instead.
+    pub own_names: &'static [(&'static str, &'static str)],
 }
 
 impl Family {
     const fn new(model_type: &'static str, spec: fn(&Fields<'_>) -> Result<Spec, LoadError>) -> Self {
-        Self { model_type, spec, sizes: &[] }
+        Self { model_type, spec, sizes: &[], own_names: &[] }
     }
 }
 
@@ -68,6 +73,7 @@ pub const FAMILIES: &[Family] = &[
     Family::new("cohere2", cohere::cohere2),
     Family::new("deepseek_v2", deepseek::deepseek_v2),
     Family::new("deepseek_v3", deepseek::deepseek_v3),
+    Family::new("deepseek_v32", deepseek_v32::deepseek_v32),
     Family::new("ernie4_5", ernie4_5::ernie4_5),
     Family::new("ernie4_5_moe", ernie4_5_moe::ernie4_5_moe),
     Family::new("exaone4", exaone4::exaone4),
@@ -82,11 +88,14 @@ pub const FAMILIES: &[Family] = &[
     Family::new("granite", granite::granite),
     Family::new("granitemoe", granite::granitemoe),
     Family::new("granitemoehybrid", granite_hybrid::granitemoehybrid),
+    Family::new("kimi_k2", deepseek::deepseek_v3),
+    Family { own_names: kimi_linear::OWN_NAMES, ..Family::new("kimi_linear", kimi_linear::kimi_linear) },
     Family { sizes: lfm2::SIZES, ..Family::new("lfm2", lfm2::lfm2) },
     Family::new("lfm2_moe", lfm2::lfm2_moe),
     Family::new("llama", llama::llama),
     Family::new("llama4_text", llama4::llama4),
     Family::new("minimax_m2", minimax_m2::minimax_m2),
+    Family::new("ministral3", ministral3::ministral3),
     Family::new("mistral", llama::mistral),
     Family::new("mixtral", mixtral::mixtral),
     Family { sizes: nemotron_h::SIZES, ..Family::new("nemotron_h", nemotron_h::nemotron_h) },

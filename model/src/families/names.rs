@@ -35,9 +35,14 @@ pub fn usual(role: Role) -> &'static [&'static str] {
         | Role::SharedOutputNorm => unreachable!("experts have no norms of their own"),
         Role::Sinks => &["self_attn.sinks"],
         Role::AttentionOutput => &["self_attn.o_proj"],
-        Role::StateInputGate | Role::StateTapsBias | Role::StateSkip => {
-            unreachable!("delta networks have none")
-        }
+        Role::StateInputGate
+        | Role::StateTapsBias
+        | Role::StateSkip
+        | Role::StateGateDown
+        | Role::StateDecayDown
+        | Role::StateQueryTaps
+        | Role::StateKeyTaps
+        | Role::StateValueTaps => unreachable!("gated delta networks have none"),
         Role::StateQuery | Role::StateKey | Role::StateValue => &["linear_attn.in_proj_qkv"],
         Role::StateGate => &["linear_attn.in_proj_z"],
         Role::StateBeta => &["linear_attn.in_proj_b"],

@@ -3,14 +3,14 @@
 use serde_json::{Map, Value, json};
 use skein_kernels::cpu::experts::Score;
 use skein_kernels::cpu::kv_cache::KvType;
-use skein_kernels::cpu::rope::{RopeScaling, Rotation};
+use skein_kernels::cpu::rope::{RopeScaling, Rotation, Temperature};
 use skein_kernels::gate::Gate;
 
 use super::FAMILIES;
 use crate::LoadError;
 use crate::config::ModelConfig;
 use crate::spec::{LayerSpec, QkNorm, Spec};
-use crate::state_spec::{ConvolutionSpec, DeltaSpec, Mixer, SpaceSpec, StateSpec};
+use crate::state_spec::{ConvolutionSpec, DeltaSpec, KeyedDeltaSpec, Mixer, SpaceSpec, StateSpec};
 use crate::tensors::{self, Place, Role, Stored, Tensor};
 
 /// Parses a small configuration with `changes`.
@@ -306,6 +306,104 @@ fn layers_of_nemotron_h_have_a_mixer_or_a_network() {
 }
 
 #[test]
+fn layers_of_kimi_linear_are_read_in_both_spellings() {
+    let kimi = |changes: Value| {
+        let fields = json!({"model_type": "kimi_linear", "num_hidden_layers": 5, "head_dim": 72, "rope_theta": 10_000.0});
+        parse(fields, changes)
+    };
+    let lists = json!({"kda_layers": [1, 2, 4], "full_attn_layers": [3, 5], "head_dim": 16, "num_heads": 3,
+        "short_conv_kernel_size": 3});
+    let published = kimi(json!({"linear_attn_config": lists, "num_experts": 9, "num_experts_per_token": 2,
+        "num_expert_group": 3, "topk_group": 2, "moe_renormalize": false, "num_shared_experts": 2}));
+    let types =
+        ["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"];
+    let saved = kimi(
+        json!({"layer_types": types, "linear_head_dim": 16, "linear_num_heads": 3, "n_group": 3,
+        "linear_conv_kernel_dim": 3, "n_routed_experts": 9, "num_experts_per_tok": 2, "topk_group": 2, "n_shared_experts": 2,
+        "norm_topk_prob": false, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse", "sparse"]}),
+    );
+    assert_eq!(format!("{saved:?}"), format!("{published:?}"));
+    let attends =
+        |spec: &Spec| spec.layers.iter().map(|layer| layer.mixer == Mixer::Attention).collect::<Vec<_>>();
+    assert_eq!(attends(&saved), [false, false, true, false, true]);
+    assert_eq!(attends(&kimi(json!({}))), [false, false, false, false, true], "the default");
+    let state =
+        StateSpec::KeyedDelta(KeyedDeltaSpec { heads: 3, head_dim: 16, taps: 3, has_negative_rates: false });
+    assert_eq!((saved.state, state.width()), (Some(state), 4 * 48 + 3 + 48));
+    let latent = saved.attention.latent.unwrap();
+    assert_eq!((latent.query_rank, latent.query_dim(), saved.rotations[0].is_any()), (None, 192, false));
+    let experts = saved.layers[1].feed_forward.experts.unwrap();
+    assert!(experts.count == 9 && experts.has_correction && !experts.routing.renormalises);
+    assert_eq!(experts.shared.map(|shared| shared.inner_size), Some(2048));
+    assert!(saved.layers[0].feed_forward.experts.is_none() && saved.norm.eps == 1e-5);
+    let longest = |fields: Value| {
+        let mut config = json!({"model_type": "kimi_linear", "hidden_size": 64, "intermediate_size": 80,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256});
+        config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        ModelConfig::parse(config.as_object().unwrap(), &Map::new()).unwrap().max_position_embeddings
+    };
+    assert_eq!(longest(json!({"model_max_length": 4096})), 4096);
+    assert_eq!(longest(json!({})), 1 << 20);
+}
+
+#[test]
+fn queries_of_ministral3_get_warmer_with_the_fields_of_its_rotation() {
+    let layer =
+        |changes: Value| parse(json!({"model_type": "ministral3", "head_dim": 16}), changes).layers[1];
+    let rope =
+        json!({"rope_type": "default", "llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 32});
+    let warmer = Some(Temperature { every: 32, shift: 0, scale: 0.5 });
+    assert_eq!(layer(json!({"rope_parameters": rope})).temperature, warmer);
+    let by_default = Some(Temperature { every: 16_384, shift: 0, scale: 0.1 });
+    assert_eq!(layer(json!({})).temperature, by_default);
+    let plain = layer(json!({"rope_parameters": {"rope_type": "default"}, "sliding_window": 17}));
+    assert_eq!((plain.temperature, plain.window), (None, Some(17)));
+}
+
+#[test]
+fn deepseek_v3_2_is_served_as_far_as_its_attention_reads_all_positions() {
+    let config = |changes: Value| {
+        let mut config = json!({"model_type": "deepseek_v32", "hidden_size": 64, "intermediate_size": 80,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256});
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        ModelConfig::parse(config.as_object().unwrap(), &Map::new())
+    };
+    let of_default = config(json!({})).unwrap();
+    assert_eq!(of_default.max_position_embeddings, 2048);
+    assert!(of_default.check_is_dense(None).is_ok() && of_default.check_is_dense(Some(2048)).is_ok());
+    let said = of_default.check_is_dense(Some(2049)).unwrap_err().to_string();
+    for word in ["2049", "deepseek_v32", "up to 2048 tokens", "index_topk", "lower max_model_len"] {
+        assert!(said.contains(word), "{said}");
+    }
+    let short = config(json!({"max_position_embeddings": 512, "index_topk": 1024, "mlp_layer_types":
+        ["dense", "sparse", "dense", "sparse"], "layer_types": vec!["indexed_attention"; 4]}));
+    let short = short.unwrap();
+    let has_experts = short.spec.layers.iter().map(|layer| layer.feed_forward.experts.is_some());
+    assert_eq!(has_experts.collect::<Vec<_>>(), [false, true, false, true]);
+    assert_eq!(short.max_position_embeddings, 512);
+    for (field, value) in [("index_topk", json!(0)), ("layer_types", json!(["full_attention"]))] {
+        let said = config(json!({field: value})).unwrap_err().to_string();
+        assert!(said.contains(field), "{said}");
+    }
+}
+
+#[test]
+fn the_text_model_of_kimi_k2_5_is_that_of_deepseek_v3() {
+    let text = json!({"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4,
+        "vocab_size": 256, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "n_routed_experts": 384});
+    let parse = |model_type: &str| {
+        let mut text = text.clone();
+        text["model_type"] = json!(model_type);
+        let nested = json!({"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25",
+            "tie_word_embeddings": false, "text_config": text});
+        ModelConfig::parse(nested.as_object().unwrap(), &Map::new()).unwrap()
+    };
+    let (kimi, deepseek) = (parse("kimi_k2"), parse("deepseek_v3"));
+    assert_eq!((kimi.model_type, kimi.max_position_embeddings), ("kimi_k2", 4096));
+    assert_eq!(format!("{:?}", kimi.spec), format!("{:?}", deepseek.spec));
+}
+
+#[test]
 fn the_text_model_of_qwen3_5_is_read_from_that_of_images() {
     let nested = json!({
         "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "tie_word_embeddings": false,
@@ -446,6 +544,33 @@ fn what_a_family_lacks_is_refused_with_field_and_value() {
     nemotron("mamba_dt_limit", json!([0.1, 0.2]), &["mamba_dt_limit", "from 0 to infinity"]);
     nemotron("n_group", json!(3), &["3", "a divisor of n_routed_experts, 8"]);
     refused("olmo3", "rope_parameters", json!(3), &["3", "object"]);
+    refused("kimi_linear", "mla_use_nope", json!(false), &["false", "true"]);
+    refused("kimi_linear", "moe_router_activation_func", json!("softmax"), &["softmax", "sigmoid"]);
+    refused("kimi_linear", "num_experts_per_token", json!(257), &["257", "at most", "256"]);
+    refused("kimi_linear", "num_expert_group", json!(7), &["7", "divisor"]);
+    refused("kimi_linear", "model_max_length", json!(0), &["0", "from 1"]);
+    refused("kimi_linear", "linear_head_dim", json!(18), &["18", "multiple of 4"]);
+    refused("kimi_linear", "linear_attn_config", json!(3), &["3", "object"]);
+    refused("kimi_linear", "layer_types", json!(["mamba", "full_attention"]), &["mamba", "for each layer"]);
+    refused("kimi_linear", "mlp_layer_types", json!(["dense"]), &["each of 2 layers"]);
+    for (states, attend) in [
+        (json!([1, 1]), json!([2])),
+        (json!([1]), json!([1, 2])),
+        (json!([0, 1]), json!([2])),
+        (json!([1]), json!([3])),
+        (json!([1]), json!([])),
+        (json!([1]), json!("all")),
+        (json!([1e9]), json!([2])),
+    ] {
+        let lists = json!({"kda_layers": states, "full_attn_layers": attend});
+        let changes = json!({"model_type": "kimi_linear", "linear_attn_config": lists});
+        let error = try_parse(changes).expect_err("each layer is in one list").to_string();
+        assert!(error.contains("_layers") && error.contains("to 2"), "{lists}: {error}");
+    }
+    let without_range = json!({"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": 0.1}});
+    let error = try_parse(without_range).expect_err("no range").to_string();
+    assert!(error.contains("original_max_position_embeddings is missing"), "{error}");
+    refused("kimi_k2", "scoring_func", json!("softmax"), &["softmax", "sigmoid"]);
     for family in ["qwen3_5_text", "lfm2", "olmo3"] {
         refused(family, "layer_types", json!(vec!["full_attention"; 77]), &["full_attention", "entries"]);
     }

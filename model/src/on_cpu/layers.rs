@@ -12,7 +12,7 @@ use crate::LoadError;
 use crate::checkpoint::Weights;
 use crate::shard::Shard;
 use crate::spec::{ExpertsSpec, FeedForwardSpec, QkNorm, Spec};
-use crate::state_spec::{DeltaSpec, Mixer, SpaceSpec, StateSpec};
+use crate::state_spec::{Mixer, SpaceSpec, StateSpec};
 use crate::tensors::{Kind, Role, Tensor};
 
 /// One layer's weights.
@@ -83,6 +83,9 @@ pub(super) struct State {
     /// outputs, then `rates` logits of how it changes.
     pub inputs: Vec<Projection>,
     pub rates: usize,
+    /// Projections of gates and of decays, if the last of the inputs and of the rates are the vectors that
+    /// they are projected from.
+    pub from_vectors: Option<[Projection; 2]>,
     /// Whether one product can have all of them: their weights have one form.
     pub is_one_product: bool,
     /// `[channels, taps]`
@@ -96,6 +99,7 @@ pub(super) struct State {
 /// How the rows of a layer change its state.
 pub(super) enum Rule {
     Delta(Delta),
+    KeyedDelta(Delta),
     Space(Space),
     Convolution,
 }
@@ -104,7 +108,7 @@ pub(super) enum Rule {
 pub(super) struct Delta {
     /// `[value_heads]`
     pub decay_rate: Vec<f32>,
-    /// `[value_heads]`
+    /// As many as logits of decays.
     pub decay_bias: Vec<f32>,
     /// `[value_dim]`
     pub norm: Vec<f32>,
@@ -292,6 +296,10 @@ impl State {
                 &[Role::StateQuery, Role::StateKey, Role::StateValue, Role::StateGate],
                 &[Role::StateBeta, Role::StateDecay],
             ),
+            StateSpec::KeyedDelta(_) => (
+                &[Role::StateQuery, Role::StateKey, Role::StateValue, Role::StateGateDown],
+                &[Role::StateBeta, Role::StateDecayDown],
+            ),
             StateSpec::Space(_) => {
                 (&[Role::StateGate, Role::StateValue, Role::StateKey, Role::StateQuery], &[Role::StateDecay])
             }
@@ -304,16 +312,28 @@ impl State {
             (format.is_integer().then_some(format), of.weights.order().cloned())
         };
         let is_one_product = inputs.iter().all(|other| form(other) == form(&inputs[0]));
-        let taps = parts.listed(layer, Role::StateTaps);
+        let (taps, from_vectors) = match spec {
+            StateSpec::KeyedDelta(_) => {
+                let roles = [Role::StateQueryTaps, Role::StateKeyTaps, Role::StateValueTaps];
+                let taps = roles.map(|role| parts.listed(layer, role)).concat();
+                let of = [Role::StateGate, Role::StateDecay].map(|role| parts.projection(layer, role));
+                (taps, Some(of))
+            }
+            _ => (parts.listed(layer, Role::StateTaps), None),
+        };
         let bias = parts.vector(layer, Role::StateTapsBias).unwrap_or_default();
         let rule = match spec {
-            StateSpec::Delta(delta) => Rule::Delta(Delta::new(parts, delta, layer)),
+            StateSpec::Delta(delta) => Rule::Delta(Delta::new(parts, delta.stored.has_negative_rates, layer)),
+            StateSpec::KeyedDelta(delta) => {
+                Rule::KeyedDelta(Delta::new(parts, delta.has_negative_rates, layer))
+            }
             StateSpec::Space(space) => Rule::Space(Space::new(parts, space, layer)),
             StateSpec::Convolution(_) => Rule::Convolution,
         };
         Self {
             inputs,
             rates: rates.len(),
+            from_vectors,
             is_one_product,
             taps: own_channels(spec, units, &taps, spec.taps()),
             taps_bias: if bias.is_empty() { bias } else { own_channels(spec, units, &bias, 1) },
@@ -334,9 +354,9 @@ fn own_channels(spec: &StateSpec, units: &Range<usize>, values: &[f32], each: us
 }
 
 impl Delta {
-    fn new(parts: &mut Parts, spec: &DeltaSpec, layer: usize) -> Self {
+    fn new(parts: &mut Parts, has_negative_rates: bool, layer: usize) -> Self {
         Self {
-            decay_rate: parts.decay_rates(layer, spec.stored.has_negative_rates),
+            decay_rate: parts.decay_rates(layer, has_negative_rates),
             decay_bias: parts.listed(layer, Role::StateDecayBias),
             norm: parts.listed(layer, Role::StateNorm),
         }

@@ -90,7 +90,7 @@ pub fn matrices(spec: &Spec, shard: &Shard, source: WeightSource<'_>) -> Result<
     let is_own = |tensor: &&Tensor| !shard.part(spec, tensor).is_empty() || tensor.role == head.role;
     let for_use = |tensor: &Tensor| match tensor.role {
         Role::Router | Role::SharedRouter => Use::Router,
-        Role::StateBeta | Role::StateDecay => Use::Rates,
+        Role::StateBeta | Role::StateDecay | Role::StateDecayDown => Use::Rates,
         role if role == head.role => Use::Head,
         _ => Use::Layer,
     };

@@ -2,7 +2,8 @@
 
 use skein_kernels::cpu::matmul::{Linear, Write, matmul, matmul_rows};
 use skein_kernels::cpu::recurrent::{
-    ConvolutionWeights, DeltaWeights, StateSpaceWeights, gated_delta, short_convolution, state_space,
+    ConvolutionWeights, DeltaWeights, StateSpaceWeights, gated_delta, keyed_delta, short_convolution,
+    state_space,
 };
 use skein_kernels::cpu::rows::RowsMut;
 
@@ -10,6 +11,7 @@ use super::capture::Reader;
 use super::layers::{Delta, Projection, Rule, Space, State};
 use super::profile::Part;
 use super::step::{Activations, Running};
+use crate::state_spec::StateSpec;
 use crate::tensors::Product;
 
 impl Running<'_> {
@@ -18,7 +20,8 @@ impl Running<'_> {
         let Self { model, cpu, activations, rows, .. } = self;
         let Activations { x, input, rates: for_rates, qkv, profile, capture, .. } = &mut **activations;
         let (spec, norm) = (&model.spec, model.layers[index].attention_norm.as_ref());
-        let Some(width) = spec.state.map(|state| state.width()) else { return };
+        let Some(state) = &spec.state else { return };
+        let width = state.width();
         let x = &x[..*rows * spec.hidden_size];
         let projected = &mut qkv[..*rows * width];
         let all: Vec<Linear<'_>> = weights.inputs.iter().map(Projection::linear).collect();
@@ -27,16 +30,32 @@ impl Running<'_> {
         model.normalise_into(cpu, x, norm, encoding, input);
         capture.take(Reader::of_layer(Product::StateInput), input);
         profile.mark(Part::Encode);
-        if rates.is_empty() || weights.is_one_product && model.encoding_alone(rates) == encoding {
+        let is_one_product = weights.is_one_product && weights.from_vectors.is_none();
+        if rates.is_empty() || is_one_product && model.encoding_alone(rates) == encoding {
             matmul(cpu, input, &all, projected, Write::Set);
         } else if *rows > 0 {
             let of_rates = model.encoding(rates, for_rates);
             model.normalise_into(cpu, x, norm, of_rates, for_rates);
-            let outputs = |stack: &[Linear<'_>]| stack.iter().map(|of| of.weights.rows()).sum::<usize>();
-            let (to, to_rates) = (RowsMut { values: &mut *projected, stride: width }, outputs(inputs));
+            let to_rates = state.channels() + state.value_width();
+            let to = RowsMut { values: &mut *projected, stride: width };
             matmul_rows(cpu, input, inputs, to, Write::Set);
             let to = RowsMut { values: &mut projected[to_rates..], stride: width };
             matmul_rows(cpu, for_rates, rates, to, Write::Set);
+        }
+        if let (Some(from_vectors), StateSpec::KeyedDelta(delta), true) =
+            (&weights.from_vectors, state, *rows > 0)
+        {
+            // Each vector lies where what is projected from it begins.
+            let to_gates = state.channels();
+            for (of, at) in from_vectors.iter().zip([to_gates, width - state.value_width()]) {
+                let stack = [of.linear()];
+                let encoding = model.encoding(&stack, input);
+                input.fill(cpu, encoding, *rows, delta.head_dim, |row, to| {
+                    to.copy_from_slice(&projected[row * width + at..][..delta.head_dim]);
+                });
+                let to = RowsMut { values: &mut projected[at..], stride: width };
+                matmul_rows(cpu, input, &stack, to, Write::Set);
+            }
         }
         profile.mark(Part::Products);
     }
@@ -56,6 +75,10 @@ impl Running<'_> {
             Rule::Delta(Delta { decay_rate, decay_bias, norm }) => {
                 let weights = DeltaWeights { taps, decay_rate, decay_bias, norm, eps: model.spec.norm.eps };
                 gated_delta(cpu, states, layer, &weights, projected, step.states, out, recurrent);
+            }
+            Rule::KeyedDelta(Delta { decay_rate, decay_bias, norm }) => {
+                let weights = DeltaWeights { taps, decay_rate, decay_bias, norm, eps: model.spec.norm.eps };
+                keyed_delta(cpu, states, layer, &weights, projected, step.states, out, recurrent);
             }
             Rule::Space(of) => {
                 let Space { decay_rate, time_bias, skip, norm, norm_width, time_limits, eps } = of;

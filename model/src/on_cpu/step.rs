@@ -27,7 +27,7 @@ use super::model::Model;
 use super::profile::{Part, Profile};
 use super::residual::{Change, Residual};
 use crate::operations::Operations;
-use crate::spec::{AttentionSpec, LayerSpec, QkNorm, Spec, Temperature};
+use crate::spec::{AttentionSpec, LayerSpec, QkNorm, Spec};
 use crate::tensors::Product;
 
 /// The rows of a forward step; see [`crate::backend::Batch`].
@@ -464,9 +464,8 @@ impl Running<'_> {
         }
         rotate_and_write(cpu, cache, place.layer, Projected { qkv: &mut *qkv, heads, cos, sin, slots });
         if let Some(temperature) = spec.layers[index].temperature {
-            let (queries, Temperature { every, scale }) = (attention.q_width(), temperature);
             let qkv = RowsMut { values: &mut *qkv, stride: width };
-            scale_by_position(cpu, qkv, queries, step.positions, every, scale);
+            scale_by_position(cpu, qkv, attention.q_width(), step.positions, temperature);
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ pub use error::Indivisible;
 use skein_kernels::leaves;
 
 use crate::spec::Spec;
-use crate::state_spec::{DeltaSpec, SpaceSpec, StateSpec};
+use crate::state_spec::{DeltaSpec, KeyedDeltaSpec, SpaceSpec, StateSpec};
 use crate::tensors::{self, Kind, Product, Role, Tensor};
 
 /// Granularity of the vocabulary's division, in rows.
@@ -310,6 +310,7 @@ fn rows_of_unit(state: &StateSpec, role: Role) -> Option<usize> {
     match (state, role) {
         (_, Role::StateValue | Role::StateGate) => Some(state.output_unit()),
         (StateSpec::Delta(delta), role) => rows_of_key_head(delta, role),
+        (StateSpec::KeyedDelta(delta), role) => rows_of_head(delta, role),
         (StateSpec::Space(space), role) => rows_of_group(space, role),
         (StateSpec::Convolution(_), Role::StateInputGate) => Some(1),
         (StateSpec::Convolution(_), _) => None,
@@ -322,6 +323,14 @@ fn rows_of_key_head(delta: &DeltaSpec, role: Role) -> Option<usize> {
         Role::StateBeta | Role::StateDecay | Role::StateDecayRate | Role::StateDecayBias => {
             Some(delta.group())
         }
+        _ => None,
+    }
+}
+
+fn rows_of_head(delta: &KeyedDeltaSpec, role: Role) -> Option<usize> {
+    match role {
+        Role::StateQuery | Role::StateKey | Role::StateDecay | Role::StateDecayBias => Some(delta.head_dim),
+        Role::StateBeta | Role::StateDecayRate => Some(1),
         _ => None,
     }
 }

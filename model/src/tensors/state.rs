@@ -2,7 +2,7 @@
 
 use super::list::{List, Part};
 use super::{Kind, Product, Role, Tensor};
-use crate::state_spec::{ConvolutionSpec, DeltaSpec, SpaceSpec, StateSpec, StoredState};
+use crate::state_spec::{ConvolutionSpec, DeltaSpec, KeyedDeltaSpec, SpaceSpec, StateSpec, StoredState};
 
 impl List<'_> {
     /// Tensors of a layer with a state.
@@ -13,6 +13,7 @@ impl List<'_> {
         }
         match state {
             StateSpec::Delta(delta) => self.delta(state, delta),
+            StateSpec::KeyedDelta(delta) => self.keyed_delta(delta),
             StateSpec::Space(space) => self.space(state, space),
             StateSpec::Convolution(convolution) => self.convolution(state, convolution),
         }
@@ -46,6 +47,28 @@ impl List<'_> {
         self.add(Part::new(Role::StateNorm, delta.value_dim), Kind::Norm, 1, &[]);
         self.state_output(values, false);
         self.tensors[first..].iter_mut().for_each(|tensor| in_stored_order(delta, tensor));
+    }
+
+    fn keyed_delta(&mut self, delta: &KeyedDeltaSpec) {
+        let KeyedDeltaSpec { heads, head_dim, taps, .. } = *delta;
+        let (hidden, all) = (self.spec.hidden_size, heads * head_dim);
+        let inputs = [Role::StateQuery, Role::StateKey, Role::StateValue].map(|role| Part::new(role, all));
+        let [query, key, value] = inputs;
+        let inputs = [query, key, value, Part::new(Role::StateGateDown, head_dim)];
+        self.product(Product::StateInput, &inputs, hidden, false);
+        let rates = [Part::new(Role::StateBeta, heads), Part::new(Role::StateDecayDown, head_dim)];
+        self.product(Product::StateRates, &rates, hidden, false);
+        self.product(Product::StateGate, &[Part::new(Role::StateGate, all)], head_dim, false);
+        self.product(Product::StateDecay, &[Part::new(Role::StateDecay, all)], head_dim, false);
+        for role in [Role::StateQueryTaps, Role::StateKeyTaps, Role::StateValueTaps] {
+            self.add(Part::new(role, all * taps), Kind::Values, 1, &[]);
+            self.or_of_shapes(&[vec![all, 1, taps], vec![all, taps], vec![1, all, 1, taps]]);
+        }
+        self.add(Part::new(Role::StateDecayRate, heads), Kind::Values, 1, &[]);
+        self.or_of_shapes(&[vec![1, 1, heads, 1], vec![heads], vec![heads, 1]]);
+        self.add(Part::new(Role::StateDecayBias, all), Kind::Values, 1, &[]);
+        self.add(Part::new(Role::StateNorm, head_dim), Kind::Norm, 1, &[]);
+        self.state_output(all, false);
     }
 
     fn space(&mut self, state: &StateSpec, space: &SpaceSpec) {

@@ -9,7 +9,7 @@ use crate::instance::{Chunk, EXACT, Instance};
 
 /// Largest difference of a logit.
 const TOLERANCE: f32 = 1e-4;
-const MODELS: [&str; 13] = [
+const MODELS: [&str; 15] = [
     "qwen3-5",
     "qwen3-5-v5",
     "qwen3-5-moe",
@@ -23,6 +23,8 @@ const MODELS: [&str; 13] = [
     "nemotron-h",
     "nemotron-h-moe",
     "nemotron-h-latent",
+    "kimi-linear",
+    "kimi-linear-v5",
 ];
 
 struct Golden {
@@ -72,8 +74,17 @@ fn prompts_and_greedy_tokens_agree_with_transformers() {
 
 #[test]
 fn gguf_files_agree_with_transformers() {
-    let hybrids =
-        ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "granite-hybrid", "nemotron-h", "nemotron-h-latent"];
+    let hybrids = [
+        "qwen3-5",
+        "qwen3-5-moe",
+        "qwen3-next",
+        "lfm2",
+        "lfm2-moe",
+        "granite-hybrid",
+        "nemotron-h",
+        "nemotron-h-latent",
+        "kimi-linear",
+    ];
     for name in hybrids {
         check(name, &skein_golden::gguf(name));
     }

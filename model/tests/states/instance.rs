@@ -103,7 +103,7 @@ impl Instance {
             layers: own.attention_layers(),
             kv_heads: own.attention.kv_heads,
             head_dim: own.attention.head_dim,
-            latent: None,
+            latent: own.attention.latent.map(|latent| latent.rank),
             block_size: BLOCK,
             blocks: SEQUENCES * BLOCKS,
             kind: KvType::F32,

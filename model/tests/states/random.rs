@@ -9,7 +9,7 @@ use skein_model::config::ModelConfig;
 use skein_model::tensors;
 
 /// Goldens whose configurations the models are like.
-pub const MODELS: [&str; 10] = [
+pub const MODELS: [&str; 11] = [
     "qwen3-5",
     "qwen3-5-moe",
     "qwen3-next",
@@ -20,6 +20,7 @@ pub const MODELS: [&str; 10] = [
     "nemotron-h",
     "nemotron-h-moe",
     "nemotron-h-latent",
+    "kimi-linear",
 ];
 
 /// A model like the golden `name`, large enough for four ranks.
@@ -34,6 +35,11 @@ pub fn make(name: &str) -> tempfile::TempDir {
     if name.starts_with("lfm2") {
         config["hidden_size"] = json!(128);
         config["layer_types"] = json!(["conv", "full_attention", "conv", "conv"]);
+    }
+    if name.starts_with("kimi") {
+        config["num_key_value_heads"] = json!(8);
+        config["v_head_dim"] = json!(32);
+        config["linear_attn_config"] = json!({"num_heads": 8, "head_dim": 16, "short_conv_kernel_size": 4});
     }
     if name.starts_with("granite") {
         config["hidden_size"] = json!(128);

@@ -42,7 +42,7 @@ ARCHITECTURES = {
     "exaone4": "exaone4", "ernie4_5": "ernie4_5", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2",
     "glm4_moe_lite": "deepseek2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "nemotron_h": "nemotron_h", "gemma4": "gemma4", "gemma4_text": "gemma4",
-    "granitemoehybrid": "granitehybrid",
+    "granitemoehybrid": "granitehybrid", "kimi_linear": "kimi-linear", "ministral3": "mistral3",
 }
 NAMES = [
     "llama-gqa", "llama3-rope", "mistral", "mixtral", "qwen2", "qwen2-tied-v5", "qwen3", "gemma2", "gemma3", "phi3-long",
@@ -50,10 +50,10 @@ NAMES = [
     "deepseek-v3", "glm", "glm4-v5", "glm4-moe", "granite-moe", "starcoder2", "cohere", "cohere2-v5",
     "olmo3", "seed-oss", "exaone4", "ernie4-5", "ernie4-5-moe", "minimax-m2", "glm4-moe-lite",
     "qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2", "lfm2-moe", "gemma4", "gemma4-moe", "gemma4-per-layer", "granite-hybrid",
-    "nemotron-h", "nemotron-h-latent",
+    "nemotron-h", "nemotron-h-latent", "kimi-linear", "ministral3",
 ]
 # Their queries and keys are permuted.
-ROTATES_ADJACENT = ["llama", "granite", "granitemoe", "granitehybrid", "smollm3", "nemotron_h", "nemotron_h_moe"]
+ROTATES_ADJACENT = ["llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "nemotron_h", "nemotron_h_moe"]
 FACTORS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
@@ -172,7 +172,9 @@ def llama3_factors(config: dict, scaling: dict) -> np.ndarray:
 
 
 def attending(config: dict) -> list[bool]:
-    """Which layers of LFM2 and Granite 4 attend."""
+    """Which layers of LFM2, Granite 4 and Kimi Linear attend."""
+    if "linear_attn_config" in config:
+        return [layer + 1 in config["linear_attn_config"]["full_attn_layers"] for layer in range(config["num_hidden_layers"])]
     types = config.get("layer_types")
     return [types[layer] not in ("conv", "mamba") if types else layer in config["full_attn_idxs"] for layer in range(config["num_hidden_layers"])]
 
@@ -283,7 +285,7 @@ def write_gemma4(writer: gguf.GGUFWriter, config: dict) -> None:
 def write_sizes(writer: gguf.GGUFWriter, config: dict) -> None:
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_context_length(config.get("max_position_embeddings") or config["model_max_length"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     if "intermediate_size" in config and "hybrid_override_pattern" not in config:
@@ -291,7 +293,7 @@ def write_sizes(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_head_count(heads)
     is_latent = "kv_lora_rank" in config
     kv_heads = 1 if is_latent else config.get("num_key_value_heads", heads)
-    is_hybrid = "conv_L_cache" in config or "mamba_n_heads" in config
+    is_hybrid = any(field in config for field in ("conv_L_cache", "mamba_n_heads", "linear_attn_config"))
     if "hybrid_override_pattern" not in config:
         writer.add_head_count_kv([kv_heads if attends else 0 for attends in attending(config)] if is_hybrid else kv_heads)
     rms_eps = config.get("rms_norm_eps") or config.get("norm_eps") or config.get("layer_norm_epsilon")
@@ -315,11 +317,14 @@ def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> N
     experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts") or config.get("moe_num_experts")
     if experts:
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config.get("num_experts_per_tok") or config.get("moe_k") or config["top_k_experts"])
+        used = (config.get(field) for field in ("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts"))
+        writer.add_expert_used_count(next(filter(None, used)))
     if "n_routed_experts" in config:
         write_grouped(writer, config)
     if "kv_lora_rank" in config:
         write_latent(writer, config, is_old)
+    if kind == "kimi_linear":
+        write_kimi(writer, config)
     if kind == "gpt_oss":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
         limits = [config["swiglu_limit"]] * config["num_hidden_layers"]
@@ -378,11 +383,13 @@ def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> N
         if "attention_factor" in scaling:
             writer.add_rope_scaling_yarn_attn_factor(scaling["attention_factor"])
         if "mscale_all_dim" in scaling:
-            writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
+            writer.add_rope_scaling_yarn_log_mul((1.0 if kind == "ministral3" else 0.1) * scaling["mscale_all_dim"])
             if scaling["mscale"] != scaling["mscale_all_dim"]:  # as in no published model
                 of_queries, of_scores = (
                     1 + 0.1 * scaling[field] * np.log(scaling["factor"]) for field in ("mscale", "mscale_all_dim"))
                 writer.add_rope_scaling_attn_factors(float(of_queries / of_scores))
+    if "llama_4_scaling_beta" in scaling:
+        writer.add_attn_temperature_scale(scaling["llama_4_scaling_beta"])
     if scaling.get("rope_type") == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(scaling["factor"])
@@ -442,6 +449,26 @@ def of_state(config: dict, tensor: str, values: np.ndarray):
             "dt_bias": ("ssm_dt.bias", 0), "norm.weight": ("ssm_norm.weight", None), "out_proj.weight": ("ssm_out.weight", 1)}[name]
         values = values if axis is None else tiled(values, axis)
         yield f"blk.{layer}.{kind}", -np.exp(values) if kind == "ssm_a" and is_number else values
+
+
+def write_kimi(writer: gguf.GGUFWriter, config: dict) -> None:
+    writer.add_ssm_conv_kernel(config["linear_attn_config"]["short_conv_kernel_size"])
+    writer.add_kda_head_dim(config["linear_attn_config"]["head_dim"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_count(config["num_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def of_kimi(tensor: str, values: np.ndarray):
+    """(name, values) of a tensor that only Kimi Linear's states have, or None."""
+    layer, name = tensor.split(".")[2], tensor.split(".")[-1]
+    if "conv1d" in tensor:
+        return f"blk.{layer}.ssm_conv1d_{tensor.split('self_attn.')[1][0]}.weight", values.reshape(1, len(values), 1, -1)
+    if name == "A_log":
+        return f"blk.{layer}.ssm_a", -np.exp(values) if values.dtype.kind == "f" else values
+    return (f"blk.{layer}.ssm_dt.bias", values) if name == "dt_bias" else None
 
 
 def write_grouped(writer: gguf.GGUFWriter, config: dict) -> None:
@@ -505,11 +532,17 @@ def add(writer: gguf.GGUFWriter, name: str, dtype: str, values: np.ndarray) -> N
         writer.add_tensor(name, gguf.quants.quantize(values, Q.BF16), raw_dtype=Q.BF16)
 
 
+def config_of(model: pathlib.Path) -> dict:
+    """The configuration of a text model, with the scaling of its rotation where version 4 has it."""
+    config = json.loads((model / "config.json").read_text())
+    config = config.get("text_config", config)
+    return config | ({"rope_scaling": config["rope_parameters"]} if config["model_type"] == "ministral3" else {})
+
+
 def convert(name: str) -> None:
     directory = fresh(name)
     model = weights.complete(GOLDEN / name)
-    config = json.loads((model / "config.json").read_text())
-    config = config.get("text_config") or config
+    config = config_of(model)
     path = directory / f"{name}.gguf"
     writer = gguf.GGUFWriter(path, architecture_of(config))
     write_sizes(writer, config)
@@ -545,7 +578,7 @@ def converted(config: dict, tensors):
     names, experts = gguf.get_tensor_name_map(key, config["num_hidden_layers"]), {}
     coded, scales = {}, {}
     for tensor, dtype, values in tensors:
-        tensor = tensor.replace("model.language_model.", "model.")
+        tensor = tensor.removeprefix("language_model.").replace("model.language_model.", "model.")
         if ".mamba." in tensor:
             name, part = of_state_space(config, tensor, values)
             yield name, dtype if name.endswith(("ssm_in.weight", "ssm_out.weight")) else "float32", part
@@ -556,6 +589,9 @@ def converted(config: dict, tensors):
             continue
         if ".mixer." in tensor and (found := of_mamba(tensor, values, config["n_groups"])):
             yield found[0], "float32" if found[0].endswith(("ssm_conv1d.weight", "ssm_a", "ssm_d", "ssm_norm.weight")) else dtype, found[1]
+            continue
+        if config["model_type"] == "kimi_linear" and (found := of_kimi(tensor, values) if ".self_attn." in tensor else None):
+            yield found[0], "float32", found[1]
             continue
         if "norm" in tensor and config["model_type"].startswith(("gemma2", "gemma3", "qwen3_5", "qwen3_next")):
             values = values + 1

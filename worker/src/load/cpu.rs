@@ -44,6 +44,7 @@ pub(super) struct CpuPlan {
 pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     // The header comes first: the size of the KV cache depends on the weights' type.
     let model = ModelConfig::from_dir(&config.model)?;
+    model.check_is_dense(config.scheduler.max_model_len)?;
     let weights = Weights::open(&config.model)?;
     let embedding = tensors::embedding(&model.spec).find(&weights)?;
     let quantised = stored_form(&model.spec, &weights)?;
@@ -112,6 +113,12 @@ pub(super) fn load_cpu(
         weights_as_stored = numbers.weights.is_none(),
         "computing on the CPU"
     );
+    if let Some(most) = model.spec.dense_up_to {
+        tracing::warn!(
+            max_model_len = most,
+            "sequences have at most {most} tokens: sparse attention is not computed"
+        );
+    }
     let form = AdapterForm::Cpu(Box::new(shards[0].clone()));
     let adapters =
         adapters(config, Some(AdapterModel { spec: model.spec.clone(), form, dir: config.model.clone() }))?;

@@ -64,8 +64,9 @@ pub fn sample(sequence: &Sequence, batch: &mut Batch, params: &Arc<SamplingParam
 
 /// Models whose layers differ: dense, with windows and two rotations, with experts, with sinks and coded
 /// experts, with latent attention, with windows that do not slide, with states, with heads of two sizes and
-/// keys of earlier layers, with only a mixer or only ungated experts in a layer.
-pub const KINDS: [&str; 11] = [
+/// keys of earlier layers, with only a mixer or only ungated experts in a layer, with states beside latent
+/// attention.
+pub const KINDS: [&str; 12] = [
     "llama-gqa",
     "gemma3",
     "mixtral-v5",
@@ -77,6 +78,7 @@ pub const KINDS: [&str; 11] = [
     "lfm2-v5",
     "gemma4-per-layer",
     "nemotron-h-moe",
+    "kimi-linear",
 ];
 
 /// The CPU backend with a golden model in exact arithmetic and `kv_blocks` blocks of [`SMALL_BLOCK`] tokens.

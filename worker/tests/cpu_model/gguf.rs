@@ -13,7 +13,7 @@ use crate::golden::Golden;
 use crate::goldens::check_model;
 
 /// Golden models that also exist as GGUF files.
-const NAMES: [&str; 36] = [
+const NAMES: [&str; 37] = [
     "llama-gqa",
     "llama3-rope",
     "mistral",
@@ -50,6 +50,7 @@ const NAMES: [&str; 36] = [
     "gemma4",
     "gemma4-moe",
     "gemma4-per-layer",
+    "ministral3",
 ];
 /// Part of the mixed model that the test opens.
 const MIXED: &str = "mixed/mixed-00001-of-00002.gguf";

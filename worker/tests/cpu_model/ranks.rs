@@ -235,6 +235,7 @@ fn later_families_give_the_same_bits_too() {
         ("deepseek-v2", latent.clone()),
         ("deepseek-v3-v5", latent.clone()),
         ("glm4-moe-lite", latent),
+        ("ministral3-v5", json!({"tie_word_embeddings": false})),
         ("olmo3", json!({"num_key_value_heads": 4, "num_hidden_layers": 4})),
         ("seed-oss-v5", json!({})),
         ("exaone4", json!({})),

@@ -15,7 +15,7 @@ use skein_worker::scheduler::{NewRequest, NewSample, RequestKey, Scheduler};
 use crate::batches::{Running, SMALL_BLOCK, backend_of};
 
 /// Models in which some layers have a state.
-pub const WITH_STATES: [&str; 9] = [
+pub const WITH_STATES: [&str; 10] = [
     "qwen3-5",
     "qwen3-5-moe",
     "qwen3-next",
@@ -25,6 +25,7 @@ pub const WITH_STATES: [&str; 9] = [
     "nemotron-h",
     "nemotron-h-moe",
     "nemotron-h-latent",
+    "kimi-linear",
 ];
 
 /// Changes of the configuration of `name` for four layers, one of which attends, and for up to four ranks.
@@ -43,6 +44,12 @@ pub fn with_states_for_ranks(name: &str) -> Value {
         let network = if name == "nemotron-h" { "mlp" } else { "moe" };
         return json!({"num_hidden_layers": 4, "hybrid_override_pattern": null, "n_groups": 4, "mamba_num_heads": 16,
             "mamba_head_dim": 16, "layers_block_type": ["linear_attention", network, "full_attention", network]});
+    }
+    if name.starts_with("kimi") {
+        let states = json!({"num_heads": 8, "head_dim": 16, "short_conv_kernel_size": 4});
+        let types = ["linear_attention", "full_attention", "linear_attention", "linear_attention"];
+        return json!({"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "v_head_dim": 32,
+            "intermediate_size": 256, "linear_attn_config": states, "layer_types": types});
     }
     json!({"num_hidden_layers": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
         "linear_key_head_dim": 12, "linear_value_head_dim": 16, "num_experts_per_tok": 2})

@@ -21,7 +21,8 @@ pub const MOST: f32 = 4.0 * TOLERANCE;
 /// another one than float32.
 const OTHER_EXPERTS: usize = 2;
 /// Families that are refused, because a part of them has no kernel.
-const WITHOUT_KERNELS: [&str; 9] = [
+const WITHOUT_KERNELS: [&str; 12] = [
+    "deepseek_v32",
     "ernie4_5_moe",
     "gemma4_text",
     "qwen3_5_text",
@@ -31,6 +32,8 @@ const WITHOUT_KERNELS: [&str; 9] = [
     "lfm2_moe",
     "granitemoehybrid",
     "nemotron_h",
+    "kimi_linear",
+    "ministral3",
 ];
 
 /// A copy of the model in `dir` in half precision. Of nearly equal experts, bfloat16 often chooses another

@@ -3,7 +3,7 @@
 use super::Scale;
 use super::case::{Bench, Tolerance};
 use skein_kernels::cpu::norm::rms_norm;
-use skein_kernels::cpu::rope::{Rotation, angles, rotate, scale_by_position};
+use skein_kernels::cpu::rope::{Rotation, Temperature, angles, rotate, scale_by_position};
 use skein_kernels::cpu::rows::RowsMut;
 use skein_kernels::cpu::{Cpu, rope};
 use skein_kernels::cuda::memory::E4m3;
@@ -145,7 +145,7 @@ fn case<T: Activation, K: KvElement>(
     let mut reference = reference(shape, wide, (by != By::None).then_some(&norms), &positions, &rotation);
     if let Some(QueryTemperature { every, scale }) = temperature {
         let (x, width) = (RowsMut { values: &mut reference, stride }, heads * head_dim);
-        scale_by_position(&mut Cpu::new(1), x, width, &positions, every, scale);
+        scale_by_position(&mut Cpu::new(1), x, width, &positions, Temperature { every, shift: 1, scale });
     }
     let got: Vec<f32> = on_device.read(&bench.stream)?.into_iter().map(T::to_f32).collect();
     let part = |of: &[f32], from: usize, heads: usize| -> Vec<f32> {

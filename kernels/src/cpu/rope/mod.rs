@@ -52,24 +52,29 @@ pub fn rotate(cpu: &mut Cpu, x: &mut [f32], stride: usize, heads: usize, cos: &[
     });
 }
 
+/// How [`scale_by_position`] grows with positions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Temperature {
+    /// Positions from one change to the next.
+    pub every: u32,
+    /// Added to a position.
+    pub shift: u32,
+    /// Factor of the logarithm.
+    pub scale: f32,
+}
+
 /// Multiplies the first `width` values of each row of `x` by `1 + scale * ln(1 + n)`, where
-/// `n` is `(position + 1) / every`, rounded down: queries of layers that know no positions otherwise.
+/// `n` is `(position + shift) / every`, rounded down.
 ///
 /// # Panics
 /// If the shapes disagree.
-pub fn scale_by_position(
-    cpu: &mut Cpu,
-    x: RowsMut<'_>,
-    width: usize,
-    positions: &[u32],
-    every: u32,
-    scale: f32,
-) {
+pub fn scale_by_position(cpu: &mut Cpu, x: RowsMut<'_>, width: usize, positions: &[u32], by: Temperature) {
     let RowsMut { values: x, stride } = x;
+    let Temperature { every, shift, scale } = by;
     assert!(x.len() == positions.len() * stride && width <= stride, "x is [rows, stride]");
     let x = DisjointMut::new(x);
     for_each_row_of(cpu, positions.len(), width, |row, _| {
-        let periods = ((positions[row] as f32 + 1.0) / every as f32).floor();
+        let periods = ((positions[row] as f32 + shift as f32) / every as f32).floor();
         let factor = libm::log1pf(periods) * scale + 1.0;
         // SAFETY: each row is in one task.
         unsafe { x.part(row * stride, width) }.iter_mut().for_each(|x| *x *= factor);

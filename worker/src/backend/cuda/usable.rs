@@ -140,6 +140,9 @@ pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable
 
 /// First part without a kernel that only newer models have.
 fn part_beside_the_usual(spec: &Spec) -> Option<&'static str> {
+    if spec.dense_up_to.is_some() {
+        return Some("sparse attention");
+    }
     if spec.layers.iter().any(|layer| layer.mixer == Mixer::None || !layer.feed_forward.exists()) {
         return Some("layers with only attention or only a feed-forward network");
     }
@@ -154,6 +157,9 @@ fn part_beside_the_usual(spec: &Spec) -> Option<&'static str> {
     }
     if spec.attention_shapes().any(|attention| attention.has_value_norm) {
         return Some("normalised values");
+    }
+    if spec.layers.iter().filter_map(|layer| layer.temperature).any(|temperature| temperature.shift != 1) {
+        return Some("queries scaled by their position otherwise than in Llama 4");
     }
     let has_inputs = spec.layer_inputs.is_some() || spec.has_layer_scales;
     has_inputs.then_some("layers with inputs or factors of their own")
