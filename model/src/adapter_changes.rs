@@ -9,7 +9,8 @@ use crate::shard::Shard;
 
 /// Why a matrix cannot be changed while the model serves.
 const NOT_BESIDE: &str = "changes a matrix that cannot be changed beside the model: served adapters change \
-    attention (not latent, and no queries with gates), dense feed-forward networks and an untied head; one \
+    attention (not latent, and no queries with gates), dense feed-forward networks and an untied head, and \
+    nothing in layers with states; one \
     adapter may be merged into the weights at load instead (--lora-modules without --enable-lora)";
 
 /// Place of a matrix: its product, and which of the product's matrices it is.

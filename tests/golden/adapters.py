@@ -24,6 +24,16 @@ CASES = {
         "rank_pattern": {"gate_up_proj": 2}, "target_modules": ["qkv_proj", "gate_up_proj", "down_proj"]}),
     "nemotron-parts": ("nemotron-h", {"r": 2, "lora_alpha": 4, "target_modules":
         ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"]}),
+    "qwen3-5-all": ("qwen3-5", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj",
+        "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj", "gate_proj", "up_proj", "down_proj"]}),
+    "qwen3-next-fused": ("qwen3-next", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"]}),
+    "lfm2-all": ("lfm2", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj", "w1", "w2", "w3"]}),
+    "granite-hybrid-all": ("granite-hybrid", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj",
+        "in_proj", "out_proj", "input_linear", "output_linear"]}),
+    # Matrices that may be changed beside these models; those of layers with states and queries with gates may not.
+    "qwen3-5-served": ("qwen3-5", {"r": 2, "lora_alpha": 4, "target_modules": r".*(self_attn\.(k|v|o)_proj|mlp\.\w+_proj)"}),
+    "lfm2-served": ("lfm2", {"r": 2, "lora_alpha": 4, "target_modules": r".*(self_attn\.\w+_proj|feed_forward\.w[123])"}),
+    "granite-hybrid-served": ("granite-hybrid", {"r": 2, "lora_alpha": 4, "target_modules": r".*self_attn\.\w+_proj"}),
     "glm-rotated": ("glm", {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj"]}),
 }
 

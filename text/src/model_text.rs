@@ -122,7 +122,7 @@ impl ModelText {
         let control = self.tokenizer.control();
         let found = formats.markers().into_iter().flat_map(|marker| control.find(marker, NO_MARK));
         self.kept = found.map(|(_, token)| token).collect();
-        let is_token = |marker: &&str| matches!(&control.find(marker, NO_MARK)[..], [(range, _)] if range.len() == marker.len());
+        let is_token = |marker: &&str| is_control_token(&self.tokenizer, marker);
         let channels = formats.harmony.then_some(harmony::MARKERS);
         self.token_markers = channels.into_iter().flatten().filter(is_token).collect();
         self.formats = formats;
@@ -168,7 +168,10 @@ impl ModelText {
         let tokenizer = files.tokenizer()?;
         let bytes = tokenizer.bytes().clone();
         let grammars = Grammars::new(files.identity(), bytes.vocab_size(), move || Ok(bytes.clone()));
-        let formats = chat_template.as_ref().map(|template| Formats::of_template(template.source()));
+        let is_token = |marker: &str| is_control_token(&tokenizer, marker);
+        let formats = chat_template.as_ref().map(|template| {
+            Formats::of_template(template.source()).or_of_vocabulary(template.source(), is_token)
+        });
         let mut text = Self {
             served_names,
             tokenizer,
@@ -270,6 +273,11 @@ impl ModelText {
     }
 }
 
+/// Whether `marker` is one control token.
+fn is_control_token(tokenizer: &Tokenizer, marker: &str) -> bool {
+    matches!(&tokenizer.control().find(marker, NO_MARK)[..], [(range, _)] if range.len() == marker.len())
+}
+
 /// A conversation for the model's chat template.
 #[derive(Debug, Clone, Copy)]
 pub struct ChatPrompt<'a> {
@@ -317,6 +325,26 @@ mod tests {
         assert!(text.formats.harmony);
         assert_eq!(*text.token_markers, ["<|end|>"], "the only one that this tokenizer has");
         assert_eq!(*shipped().token_markers, [""; 0]);
+    }
+
+    #[test]
+    fn a_template_that_shows_no_call_leaves_the_format_to_the_vocabulary() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+        let tokenizer = std::fs::read_to_string(directory.join("tokenizer.json")).unwrap();
+        let calls = |template: &str, tokenizer: &str| {
+            let template = Some(template.to_owned());
+            ModelText::from_parts(vec![], tokenizer.as_bytes(), &Value::Null, template, &Value::Null)
+                .unwrap()
+                .formats
+                .calls
+                .map(|format| format.names[0])
+        };
+        let with_token = tokenizer.replace("<|end|>", "<|tool_call_start|>");
+        let shows_tools = "{{ messages }}{% if tools %}{{ tools }}{% endif %}";
+        assert_eq!(calls(shows_tools, &with_token), Some("lfm2"));
+        assert_eq!(calls("{{ messages }}", &with_token), None, "the model sees no tools");
+        assert_eq!(calls(shows_tools, &tokenizer), None);
+        assert_eq!(calls("{% if tools %}<tool_call>{% endif %}", &with_token), Some("hermes"));
     }
 
     #[test]

@@ -51,6 +51,7 @@ const MARKS: &[(&[&str], &str)] = &[
     (&["<|tool_call>call:"], "gemma4"),
     (&["<start_function_call>"], "functiongemma"),
     (&["<|START_ACTION|>", "tool_name"], "cohere_command3"),
+    (&["<TOOLCALL>["], "nemotron_json"),
     (&["<|action_start|>", "<|plugin|>"], "internlm"),
     (&["<|function_call|>", "<|role_sep|>"], "gigachat3"),
     (&["function call", "<|role_sep|>"], "gigachat3"),
@@ -78,6 +79,9 @@ const MARKS: &[(&[&str], &str)] = &[
     (&["\"name\": function name, \"parameters\""], "llama3_json"),
 ];
 
+/// Control tokens that identify a format where the template shows the tools and never a call.
+const TOKENS: &[(&str, &str)] = &[("<|tool_call_start|>", "lfm2")];
+
 /// Names in vLLM that stand for two formats, and our name of the second.
 const VARIANTS: [(&str, &str); 2] = [("mistral", "mistral_v11"), ("phi4_mini_json", "functools")];
 
@@ -93,6 +97,16 @@ impl Formats {
         let is_plain = |one: &&Reasoning| one.answer_open.is_empty() && !one.names.is_empty();
         let reasoning = with_answer.or_else(|| REASONING.iter().filter(shows).find(is_plain));
         Self { calls, reasoning, harmony: is_harmony(calls) }
+    }
+
+    /// Detects the tool-call format from the vocabulary if the template does not reveal it: LFM2's shows tools,
+    /// and calls only as the text of a message.
+    pub fn or_of_vocabulary(mut self, source: &str, is_token: impl Fn(&str) -> bool) -> Self {
+        if self.calls.is_none() && source.contains("tools") {
+            let found = TOKENS.iter().find(|(token, _)| is_token(token));
+            self.calls = found.and_then(|(_, name)| format(name));
+        }
+        self
     }
 
     /// Overrides the detected formats with the parsers that the operator names, as vLLM's flags do.

@@ -1,14 +1,15 @@
 //! Builds the grammar of a whole answer. Its regions are reasoning, free text, calls, and a final text in a
 //! required format. It uses the same markers as the splitter.
 
-use serde_json::Value;
 use skein_grammar::{JsonForm, Refused, Source};
 
 use super::braced_grammar::braced_call;
-use super::formed::{Formed, keywords, refuse_limits};
+use super::formed::Formed;
+use super::keyed_grammar::keyed_call;
 use super::lark::{Lark, escaped, quoted};
-use super::tools::{Choice, Function, ToolUse, ValueKind};
-use super::{Body, Format, Formats, Keyed, Keys, Opening};
+use super::pythonic_grammar::pythonic_call;
+use super::tools::{Choice, Function, ToolUse};
+use super::{Body, Format, Formats, Keys, Opening};
 use crate::control::ControlTokens;
 
 /// White space allowed between regions.
@@ -153,7 +154,9 @@ impl Answer<'_> {
                     format!("{open}({text_and_calls} | {text})")
                 }
             }
-            _ => whole,
+            // A model may write line breaks before its first marker, as its template does.
+            _ if first.is_empty() => whole,
+            _ => format!("gap? {whole}"),
         })
     }
 
@@ -177,7 +180,7 @@ impl Answer<'_> {
         } else {
             // One literal: the lexer takes the longest and never goes back, and the end of the section may
             // begin alike.
-            let between = lark.spelt(&format!("{}{}", format.between, format.begin));
+            let between = lark.spelt_loosely(&format!("{}{}", format.between, format.begin));
             let one = lark.rule(&format!("{one}{ends}"));
             format!("{one}{}", more(&between, &one))
         };
@@ -225,8 +228,13 @@ fn call(lark: &mut Lark<'_>, body: &Body, formed: &Formed<'_>, arguments: &str) 
     let name = &formed.function.name;
     Ok(match body {
         Body::Envelope { arguments: key, pad } => {
-            let begin = format!("{pad}{{\"name\": \"{name}\", \"{key}\": ");
-            format!("{} {arguments} {}", quoted(&begin), quoted(&format!("}}{pad}")))
+            let begin = lark.spelt_loosely(&format!("{pad}{{\"name\": \"{name}\", \"{key}\": "));
+            let end = if pad.is_empty() {
+                quoted("}")
+            } else {
+                format!("({} | \"}}\")", quoted(&format!("}}{pad}")))
+            };
+            format!("{begin} {arguments} {end}")
         }
         Body::List(Keys::Name) => {
             let begin = format!("{{\"name\": \"{name}\", \"arguments\": ");
@@ -246,61 +254,4 @@ fn call(lark: &mut Lark<'_>, body: &Body, formed: &Formed<'_>, arguments: &str) 
         Body::Braced { quote } => braced_call(lark, quote, formed)?,
         Body::Harmony => String::new(),
     })
-}
-
-/// A call with each argument between tags: required arguments, then any optional ones, in schema order.
-fn keyed_call(lark: &mut Lark<'_>, tags: &Keyed, formed: &Formed<'_>) -> Result<String, Refused> {
-    let function = formed.function;
-    let mut parts = vec![lark.spelt(&format!("{}{}{}", tags.name_open, function.name, tags.name_close))];
-    for (key, schema) in function.properties().into_iter().flatten() {
-        let is_text = function.kind(key) != ValueKind::Json;
-        let kind = if tags.typed { format!("\" string=\"{is_text}\"") } else { String::new() };
-        let open = lark.spelt(&format!("{}{key}{kind}{}{}", tags.key_open, tags.key_close, tags.value_open));
-        let value = keyed_value(lark, tags, formed, key, schema)?;
-        let argument = format!("{open} {value}");
-        let mark = if function.requires(key) { "" } else { "?" };
-        parts.push(format!("({argument}){mark}"));
-    }
-    parts.push(lark.spelt(tags.close));
-    Ok(parts.join(" "))
-}
-
-/// A value and its closing tag.
-fn keyed_value(
-    lark: &mut Lark<'_>,
-    tags: &Keyed,
-    formed: &Formed<'_>,
-    key: &str,
-    schema: &Value,
-) -> Result<String, Refused> {
-    let function = formed.function;
-    let end = lark.spelt(tags.value_close);
-    let kind = function.kind(key);
-    if let Some(values) = schema["enum"].as_array().filter(|_| kind == ValueKind::Text) {
-        let values: Vec<String> = values.iter().filter_map(Value::as_str).map(quoted).collect();
-        return Ok(format!("({}) {end}", values.join(" | ")));
-    }
-    if kind != ValueKind::Json {
-        let pointer = format!("/properties/{}", key.replace('~', "~0").replace('/', "~1"));
-        refuse_limits(formed, schema, &pointer)?;
-        // The splitter accepts a closing tag with or without the line break before it.
-        let tag = tags.value_close.trim();
-        let after = tags.value_close.trim_start().trim_start_matches(tag);
-        return Ok(format!("{} {}", lark.until("ANY", tag), lark.spelt(after)));
-    }
-    let any = |refused| if function.strict { Err(refused) } else { formed.any_argument() };
-    Ok(format!("{} {end}", formed.argument(schema).or_else(any)?))
-}
-
-/// `f(a=1, b="x")`.
-fn pythonic_call(formed: &Formed<'_>) -> String {
-    let function = formed.function;
-    let value = |schema: &Value| {
-        let any = |_| formed.any_argument();
-        formed.argument(schema).or_else(any).unwrap_or_else(|_| "%json {}".to_owned())
-    };
-    let properties = function.properties().into_iter().flatten();
-    let members: Vec<(&str, bool, String)> =
-        properties.map(|(key, schema)| (key.as_str(), function.requires(key), value(schema))).collect();
-    format!("{} {} \")\"", quoted(&format!("{}(", function.name)), keywords(&members, "=", ", "))
 }

@@ -49,6 +49,16 @@ impl<'a> Lark<'a> {
         parts.join(" ")
     }
 
+    /// Like [`spelt`](Self::spelt), with or without the line break that `text` begins with: models of one
+    /// format differ there. Whole alternatives, because the lexer takes the longest literal and never goes
+    /// back.
+    pub fn spelt_loosely(&self, text: &str) -> String {
+        match text.strip_prefix('\n').filter(|rest| !rest.is_empty()) {
+            Some(rest) => format!("({} | {})", self.spelt(text), self.spelt(rest)),
+            None => self.spelt(text),
+        }
+    }
+
     /// Text that matches the rule `free`, up to and including `marker`.
     pub fn until(&mut self, free: &str, marker: &str) -> String {
         if self.has_control(marker) {

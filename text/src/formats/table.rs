@@ -280,6 +280,8 @@ pub static FORMATS: &[Format] = &[
     },
     // Hunyuan A13B, Jamba, Apriel.
     Format { names: &["hunyuan_a13b", "jamba"], begin: "<tool_calls>", ends: &["</tool_calls>"], ..NONE },
+    // Nemotron Nano 2. The name is that of NVIDIA's plugin for vLLM.
+    Format { names: &["nemotron_json"], begin: "<TOOLCALL>", ends: &["</TOOLCALL>"], ..NONE },
     // Cohere Command R7B and later.
     Format {
         names: &["cohere_command3", "cohere_command4"],

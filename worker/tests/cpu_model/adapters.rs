@@ -61,6 +61,10 @@ fn merged_adapters_agree_with_peft() {
         ("phi3-fused", "rounded_logits", 2e-3),
         ("glm-rotated", "rounded_logits", 2e-3),
         ("nemotron-parts", "rounded_logits", 2e-3),
+        ("qwen3-5-all", "rounded_logits", 2e-3),
+        ("qwen3-next-fused", "rounded_logits", 2e-3),
+        ("lfm2-all", "rounded_logits", 2e-3),
+        ("granite-hybrid-all", "rounded_logits", 2e-3),
     ] {
         let (json, expected) = read(name, key);
         let base = model(json["model"].as_str().unwrap());

@@ -107,6 +107,36 @@ fn answer(source: &Source, seed: u64, most: usize) -> (String, bool) {
     (String::from_utf8_lossy(&text).into_owned(), false)
 }
 
+/// Whether an answer with a required call may be `text`, with functions as in `tests/golden/formats.py`.
+///
+/// # Errors
+/// The number of bytes that are allowed.
+pub fn allows_required(formats: Formats, opening: Opening, text: &str) -> Result<(), usize> {
+    let text_list = json!({"type": "array", "items": {"type": "string"}});
+    let weather = json!({"type": "object", "required": ["city"], "properties": {
+        "city": {"type": "string"}, "days": {"type": "integer"}, "tags": text_list}});
+    let now = json!({"type": "object", "properties": {"zone": {"type": "string"}}});
+    let function = |name: &str, schema: Value| Function::new(name.to_owned(), Some(schema), false);
+    let functions = Arc::new([function("get_weather", weather), function("now", now)]);
+    let tools = ToolUse { functions, choice: Choice::Required, allowed: None, parallel: true };
+    let source = Case { formats, opening, tools, last: None }.source();
+    let Vocabulary { library, control, .. } = vocabulary();
+    let mut matcher = library.compile(&source).unwrap().matcher();
+    let found = control.find(text, '\u{FDEF}');
+    let mut at = 0;
+    while at < text.len() {
+        let marker = found.iter().find(|(range, _)| range.start == at);
+        let (token, end) =
+            marker.map_or((TokenId::from(text.as_bytes()[at]), at + 1), |(range, token)| (*token, range.end));
+        if !matcher.next_tokens().is_ok_and(|next| next.mask.allows(token)) {
+            return Err((0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
+        }
+        matcher.advance(token).unwrap();
+        at = end;
+    }
+    if matcher.next_tokens().is_ok_and(|next| next.may_end) { Ok(()) } else { Err(text.len()) }
+}
+
 fn tools(choice: Choice, parallel: bool) -> ToolUse {
     let strict = |name: &str, parameters: Value| Function::new(name.to_owned(), Some(parameters), true);
     let weather = json!({"type": "object", "properties": {
@@ -222,7 +252,7 @@ fn parsers() -> impl Iterator<Item = &'static str> {
 fn required_answers_are_calls_in_every_family() {
     for parser in parsers() {
         let case = Case::new(parser, None, Opening::Fresh, tools(Choice::Required, true));
-        let ended = case.ended(40);
+        let ended = case.ended(80);
         for (text, parts) in &ended {
             assert!(!parts.calls.is_empty() && parts.content.is_empty(), "{parser}: {text}");
         }

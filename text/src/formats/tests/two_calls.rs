@@ -1,7 +1,7 @@
 //! An answer with two calls in every format.
 
 /// Two calls in each family's syntax, after a word where the family allows one.
-pub const TWO_CALLS: [(&str, &str, &str); 34] = [
+pub const TWO_CALLS: [(&str, &str, &str); 35] = [
     ("lfm2", "Well.<|tool_call_start|>[get_weather(city='Zürich', days=2), now()]<|tool_call_end|>", "Well."),
     (
         "hermes",
@@ -123,6 +123,11 @@ pub const TWO_CALLS: [(&str, &str, &str); 34] = [
     (
         "hunyuan_a13b",
         "Well.\n<tool_calls>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 2}}, {\"name\": \"now\", \"arguments\": {}}]</tool_calls>",
+        "Well.",
+    ),
+    (
+        "nemotron_json",
+        "Well.\n<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 2}}, {\"name\": \"now\", \"arguments\": {}}]</TOOLCALL>",
         "Well.",
     ),
     (
