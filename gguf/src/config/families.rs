@@ -119,32 +119,26 @@ impl Keys<'_> {
     /// Sets which layers attend: those with KV heads in a list of all layers. Returns how many these have.
     pub(super) fn attending(&self, config: &mut Map<String, Json>) -> Result<u64, GgufError> {
         let (layers, heads) = self.attending_layers()?;
-        if self.name == "granitehybrid" {
-            let all =
-                self.get("attention.head_count_kv").and_then(|list| Some(list.as_array()?.values().count()));
-            let kind = |layer| if layers.contains(&layer) { "attention" } else { "mamba" };
-            config.insert("layer_types".into(), (0..all.unwrap_or(0)).map(kind).collect());
-        } else {
-            config.insert("full_attn_idxs".into(), json!(layers));
-        }
+        config.insert("full_attn_idxs".into(), json!(layers));
         Ok(heads)
     }
 
-    /// The same as the types of all `layers`.
+    /// The same as the types of all `layers`: the first of `types` for those that attend.
     pub(super) fn attending_by_type(
         &self,
         config: &mut Map<String, Json>,
         layers: u64,
-    ) -> Result<(), GgufError> {
-        let (attending, _) = self.attending_layers()?;
+        types: [&str; 2],
+    ) -> Result<u64, GgufError> {
+        let (attending, heads) = self.attending_layers()?;
         let most = self.get("attention.head_count_kv").and_then(|list| list.as_array()?.values());
         if most.map_or(0, |values| values.count() as u64) != layers {
             return Err(self.wrong("attention.head_count_kv", "a list with a number for each layer"));
         }
-        let kind = |layer| if attending.contains(&layer) { "full_attention" } else { "linear_attention" };
+        let kind = |layer| types[usize::from(!attending.contains(&layer))];
         let kinds: Vec<_> = (0..layers as usize).map(kind).collect();
         config.insert("layer_types".into(), json!(kinds));
-        Ok(())
+        Ok(heads)
     }
 
     /// The layers with KV heads, and how many these have.

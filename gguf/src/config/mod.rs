@@ -205,11 +205,12 @@ impl Keys<'_> {
         };
         config.insert(eps.into(), json!(self.real(key)?));
         if self.name == KIMI_LINEAR {
-            self.attending_by_type(&mut config, layers)?;
+            self.attending_by_type(&mut config, layers, ["full_attention", "linear_attention"])?;
         } else if self.name != LATENT {
             config.insert("head_dim".into(), json!(self.head_dim(hidden, heads)?));
             let kv_heads = match self.name {
-                "lfm2" | "lfm2moe" | "granitehybrid" => self.attending(&mut config)?,
+                "lfm2" | "lfm2moe" => self.attending(&mut config)?,
+                "granitehybrid" => self.attending_by_type(&mut config, layers, ["attention", "mamba"])?,
                 _ if is_by_layer => self.kinds(layers, &mut config)?.unwrap_or(heads),
                 GEMMA4 => self.gemma4_kv_heads()?,
                 _ => self.whole("attention.head_count_kv")?.unwrap_or(heads),

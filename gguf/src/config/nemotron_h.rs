@@ -23,8 +23,8 @@ impl Keys<'_> {
         layers: u64,
         config: &mut Map<String, Json>,
     ) -> Result<Option<u64>, GgufError> {
-        let of_heads = self.by_layer("attention.head_count_kv", layers)?;
-        let of_networks = self.by_layer("feed_forward_length", layers)?;
+        let of_heads = self.first_of_list("attention.head_count_kv", layers)?;
+        let of_networks = self.first_of_list("feed_forward_length", layers)?;
         let network = if self.name == WITH_EXPERTS { "moe" } else { "mlp" };
         let kind = |(heads, inner): (&u64, &u64)| match (heads, inner) {
             (_, 1..) => network,
@@ -52,7 +52,7 @@ impl Keys<'_> {
     }
 
     /// Numbers of the first `layers` layers, in a list of all.
-    fn by_layer(&self, key: &str, layers: u64) -> Result<Vec<u64>, GgufError> {
+    fn first_of_list(&self, key: &str, layers: u64) -> Result<Vec<u64>, GgufError> {
         let list = self.get(key).and_then(|value| value.as_array()?.values());
         let numbers: Option<Vec<u64>> = list.and_then(|list| list.map(|number| number.as_u64()).collect());
         let layers = usize::try_from(layers).ok();
