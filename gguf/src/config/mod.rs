@@ -75,6 +75,9 @@ pub const ROTATES_ADJACENT: [&str; 15] = [
     "nemotron_h_moe",
 ];
 
+/// Architectures whose files say layer by layer how many KV heads it has and how wide its network is.
+const BY_LAYER: [&str; 2] = ["nemotron_h", "nemotron_h_moe"];
+
 /// Architecture of models with latent attention.
 const LATENT: &str = "deepseek2";
 /// The same beside states.
@@ -172,7 +175,7 @@ impl Keys<'_> {
     fn sizes(&self) -> Result<Map<String, Json>, GgufError> {
         let (hidden, heads) = (self.needed("embedding_length")?, self.needed("attention.head_count")?);
         let vocabulary = self.model.tensor("token_embd.weight").and_then(|table| table.shape.first());
-        let is_by_layer = nemotron_h::ALL.contains(&self.name);
+        let is_by_layer = BY_LAYER.contains(&self.name);
         let inner = match self.name {
             "gpt-oss" | "qwen2moe" | "qwen3moe" | "qwen3next" | "qwen35moe" => "expert_feed_forward_length",
             _ => "feed_forward_length",

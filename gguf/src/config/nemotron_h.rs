@@ -7,8 +7,6 @@ use crate::GgufError;
 
 /// Architecture whose networks are mixtures of experts.
 const WITH_EXPERTS: &str = "nemotron_h_moe";
-/// Both architectures.
-pub(super) const ALL: [&str; 2] = ["nemotron_h", WITH_EXPERTS];
 /// `expert_gating_func` of the only way in which experts are chosen, by sigmoids.
 const SIGMOID: u64 = 2;
 
