@@ -255,7 +255,7 @@ mod tests {
 
     use super::*;
     use crate::backend::Connections;
-    use crate::config::{CpuConfig, Precision, Quantization, RanksConfig};
+    use crate::config::{CpuConfig, Precision, Quantization, RanksConfig, SchedulerConfig};
     use skein_model::on_cpu::packed_cache::PackedCache;
 
     /// Memory that `tensor` ranks in each of `stages` stages allocate, by rank.
@@ -281,6 +281,20 @@ mod tests {
             }
         }
         all
+    }
+
+    #[test]
+    fn a_length_beyond_what_attention_is_served_for_is_refused_with_the_reason() {
+        let model = skein_golden::path("models/deepseek-v32").display().to_string();
+        let of = |max_model_len| {
+            let new = WorkerConfig::new(&model, "m");
+            let scheduler = SchedulerConfig { max_model_len, ..new.scheduler.clone() };
+            let (backend, kv_cache_memory_bytes) = (BackendKind::Cpu, Some(2 << 20));
+            plan(&WorkerConfig { backend, scheduler, kv_cache_memory_bytes, ..new })
+        };
+        assert_eq!(of(None).unwrap().max_model_len, 128, "its index_topk");
+        let said = of(Some(129)).unwrap_err().to_string();
+        assert!(said.contains("129") && said.contains("up to 128 tokens, its index_topk"), "{said}");
     }
 
     #[test]
@@ -330,6 +344,7 @@ mod tests {
             (golden("starcoder2"), 1, 2, None),
             (golden("qwen3-5"), 1, 1, None),
             (golden("qwen3-next"), 1, 2, None),
+            (golden("kimi-linear"), 1, 2, None),
         ] {
             let ranks = RanksConfig { tensor_parallel, pipeline_parallel, ..RanksConfig::default() };
             let config = WorkerConfig {
