@@ -2,10 +2,9 @@
 # Guess: a chat template that shows a model its tools also shows it the calls of earlier turns.
 # Seen: of the templates that llama.cpp collects, those of LFM2-8B-A1B, LFM2.5-Instruct and Granite 3.3 show
 # tools and results, and leave the calls between them out without a word: the model sees an answer to nothing.
-# LFM2's authors want the call as the text of the message. Nor is the marker of a call in LFM2's templates, so
-# only the vocabulary says in which form the model calls.
-# Run with transformers 5.24.0, without torch, and the source of llama_cpp_python 0.3.36; a download of 140 MB,
-# and 3 minutes on two busy cores.
+# Nor is the marker of a call in LFM2's templates, so only its vocabulary says in which form it calls.
+# Run with transformers 5.24.0, without torch, and the source of llama_cpp_python 0.3.36; a download of
+# 140 MB, and 3 minutes on two busy cores.
 set -euo pipefail
 T=$(mktemp -d)
 trap 'rm -rf "$T"' EXIT

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Guess: a configuration of Gemma 4 has the size of its global heads as global_head_dim, as the published files
-# have it, whichever version of transformers saved it.
+# Guess: a configuration of Gemma 4 has the size of its global heads as global_head_dim, as the published
+# files have it, whichever version of transformers saved it.
 # Seen: transformers 5.24.0 reads global_head_dim, but saves per_layer_config, with a head_dim for each layer
-# that differs, and no global_head_dim. 5.14.0 saves global_head_dim, and does not read the newer form of the
-# same model: it refuses it. So fine-tuned copies of one model have either form.
-# Run with transformers 5.24.0 and 5.14.0, without torch; a download of 80 MB, and 5 minutes on two busy cores.
+# that differs, and no global_head_dim. 5.14.0 saves global_head_dim, and refuses to read the newer form of
+# the same model. So copies of one model have either form.
+# Run with transformers 5.24.0 and 5.14.0, without torch; a download of 80 MB, and 5 minutes on two busy
+# cores.
 set -euo pipefail
 T=$(mktemp -d)
 trap 'rm -rf "$T"' EXIT

@@ -30,7 +30,7 @@ CASES = {
     "lfm2-all": ("lfm2", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj", "w1", "w2", "w3"]}),
     "granite-hybrid-all": ("granite-hybrid", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj",
         "in_proj", "out_proj", "input_linear", "output_linear"]}),
-    # Matrices that may be changed beside these models; those of layers with states and queries with gates may not.
+    # Matrices that may be changed beside the model: none of layers with states, no queries with gates.
     "qwen3-5-served": ("qwen3-5", {"r": 2, "lora_alpha": 4, "target_modules": r".*(self_attn\.(k|v|o)_proj|mlp\.\w+_proj)"}),
     "lfm2-served": ("lfm2", {"r": 2, "lora_alpha": 4, "target_modules": r".*(self_attn\.\w+_proj|feed_forward\.w[123])"}),
     "granite-hybrid-served": ("granite-hybrid", {"r": 2, "lora_alpha": 4, "target_modules": r".*self_attn\.\w+_proj"}),

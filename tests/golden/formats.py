@@ -1,10 +1,12 @@
 """Renders assistant turns with the chat templates of public models, as a model that follows its template
 writes them, and records the calls and the reasoning in each.
 
-The templates are those that llama.cpp collects (source package of llama-cpp-python, here 0.3.36), some that xinference 4.1.0
-carries, and files that its models' repositories hold beside, here of EXAONE 4 and Olmo 3.1:
+The templates are those that llama.cpp collects (source package of llama-cpp-python, here 0.3.36), some that
+xinference 4.1.0 carries, and files, here of EXAONE 4 and Olmo 3.1:
+    pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36
     pip download --no-deps xinference==4.1.0
-    python formats.py llama_cpp_python-*.tar.gz xinference-*.whl EXAONE-4.0-32B.jinja Olmo-3.1-32B-Instruct.jinja
+    python formats.py llama_cpp_python-*.tar.gz xinference-*.whl EXAONE-4.0-32B.jinja \\
+        Olmo-3.1-32B-Instruct.jinja
 The templates are not checked in. Checked in are their outputs, and which marks of
 text/src/formats/detect.rs they contain.
 """
@@ -38,7 +40,7 @@ CALLS = [("get_weather", {"city": "Zürich \"HB\"", "days": 2, "tags": ["a", "b"
 # Models of xinference that llama.cpp does not collect.
 OTHERS = ["Ernie4.5", "GLM-4.7", "Kimi-K2.5", "MiniMax-M2.5", "Qwen3-Next-Instruct", "Qwen3-Next-Thinking", "glm-5.3", "qwen3.6", "qwen3.8"]
 
-# Arguments with which a template shows reasoning that it leaves out otherwise, or leaves reasoning to the model.
+# Arguments with which a template shows reasoning that it leaves out, or leaves reasoning to the model.
 THINKING = [{}, {"enable_thinking": True}, {"enable_thinking": True, "skip_think": False}]
 
 
@@ -82,7 +84,7 @@ def message(calls, thought, form, own_ids):
 
 
 def case(source, calls, thought):
-    """The rendered turn of an assistant, in the first form of arguments that the template takes; `None` if it takes none."""
+    """The rendered turn of an assistant, in the first form of arguments that the template takes."""
     found = []
     for thinking in THINKING:
         # Like our router: arguments are an object unless the template needs text.

@@ -99,8 +99,8 @@ impl Formats {
         Self { calls, reasoning, harmony: is_harmony(calls) }
     }
 
-    /// Detects the tool-call format from the vocabulary if the template does not reveal it: LFM2's shows tools,
-    /// and calls only as the text of a message.
+    /// Detects the tool-call format from the vocabulary if the template does not reveal it: LFM2's shows
+    /// tools, and calls only as the text of a message.
     pub fn or_of_vocabulary(mut self, source: &str, is_token: impl Fn(&str) -> bool) -> Self {
         if self.calls.is_none() && source.contains("tools") {
             let found = TOKENS.iter().find(|(token, _)| is_token(token));

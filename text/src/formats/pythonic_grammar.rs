@@ -1,5 +1,5 @@
-//! Grammar of a call in Python's syntax. Values are JSON, or as Python prints them where the schema says only a
-//! type, because models learn either form.
+//! Grammar of a call in Python's syntax. Values are JSON, or as Python prints them where the schema says only
+//! a type, because models learn either form.
 
 use serde_json::Value;
 

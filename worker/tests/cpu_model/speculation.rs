@@ -310,6 +310,23 @@ async fn drafts_change_no_bit_with_states() {
 }
 
 #[tokio::test]
+async fn a_draft_model_changes_no_bit_with_states() {
+    let draft = make("qwen2-tied-v5", Dtype::BF16, json!({"vocab_size": VOCAB}));
+    for (seed, name) in ["qwen3-5", "lfm2", "granite-hybrid"].into_iter().enumerate() {
+        let mut changes = with_states_for_ranks(name);
+        changes["vocab_size"] = json!(VOCAB);
+        let model = make(name, Dtype::F32, changes);
+        let path = model.path().to_str().unwrap();
+        let plain = || small_backend(path, KV_BLOCKS);
+        let blocks = KvBlocks { states: Some(11), ..KV_BLOCKS.into() };
+        let mut tried = Tried::new();
+        let models = [draft.path()];
+        check(name, 330 + seed as u64, 24, plain, || backend_of(path, blocks), &models, &mut tried).await;
+        assert!(tried["rounded model"].0 > 100, "{name}: {tried:?}");
+    }
+}
+
+#[tokio::test]
 async fn drafts_change_no_bit_on_ranks_and_stages() {
     let model = make("llama-gqa", Dtype::F32, json!({"num_hidden_layers": 4, "vocab_size": VOCAB}));
     let plain = || backend(model.path(), NumberTypes::STORED, 2);

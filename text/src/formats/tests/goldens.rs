@@ -4,9 +4,11 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::formats::Reasoning;
 
 /// Ends of a turn: the models' end-of-sequence tokens, which are not part of an answer's text.
-const ENDS: [&str; 20] = [
+const ENDS: [&str; 21] = [
+    "<SPECIAL_12>",
     "<turn|>",
     "<|tool_response>",
     "[|endofturn|]",
@@ -55,6 +57,11 @@ fn turns_of_public_templates_come_apart_as_they_were_given() {
             }
             let text = answer_of(case["text"].as_str().unwrap());
             let opening = formats.opening(case["prompt_end"].as_str().unwrap());
+            // Nemotron Nano 2's template leaves out the end of a thought that the message does not have.
+            let never_closes = |reasoning: &Reasoning| !text.contains(reasoning.close) && calls.is_empty();
+            if opening == Opening::InReasoning && formats.reasoning.is_some_and(never_closes) {
+                continue;
+            }
             let plan = plan_of(formats, opening);
             let parts = whole(&plan, text);
             let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).skip(1).collect();

@@ -252,16 +252,19 @@ fn parsers() -> impl Iterator<Item = &'static str> {
 fn required_answers_are_calls_in_every_family() {
     for parser in parsers() {
         let case = Case::new(parser, None, Opening::Fresh, tools(Choice::Required, true));
-        let ended = case.ended(80);
+        // GPT-OSS ends its message at the first call.
+        let several = |ended: &[(String, Parts)]| ended.iter().any(|(_, parts)| parts.calls.len() > 1);
+        let mut ended = case.ended(40);
+        if !several(&ended) && parser != "openai" {
+            ended = case.ended(120);
+            assert!(several(&ended), "{parser}");
+        }
         for (text, parts) in &ended {
             assert!(!parts.calls.is_empty() && parts.content.is_empty(), "{parser}: {text}");
         }
         let has_both =
             |name: &str| ended.iter().any(|(_, parts)| parts.calls.iter().any(|(called, _)| called == name));
         assert!(has_both("now") && has_both("get_weather"), "{parser}");
-        // GPT-OSS ends its message at the first call.
-        let several = ended.iter().any(|(_, parts)| parts.calls.len() > 1);
-        assert!(several || parser == "openai", "{parser}");
     }
 }
 

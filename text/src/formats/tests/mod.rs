@@ -1,6 +1,7 @@
 //! Splits every family's answers, whole and in random pieces, and texts that only resemble calls.
 
 mod arguments;
+mod families;
 mod goldens;
 mod grammars;
 mod harmony_tokens;
