@@ -203,19 +203,22 @@ def write_layers(writer: gguf.GGUFWriter, config: dict) -> None:
         writer.add_moe_latent_size(config["moe_latent_size"])
 
 
-def of_mamba(tensor: str, values: np.ndarray, groups: int):
-    """(name, values) of a tensor of a Mamba-2 layer as llama.cpp's converter writes it, or None."""
-    layer, _, name = tensor.removeprefix("backbone.layers.").partition(".mixer.")
-    kinds = {"in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias",
-             "dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight", "out_proj.weight": "ssm_out.weight"}
-    if name not in kinds:
+STATE_SPACE = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias", "in_proj.weight": "ssm_in.weight", "norm.weight": "ssm_norm.weight",
+               "out_proj.weight": "ssm_out.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias"}
+
+
+def of_state_space(config: dict, tensor: str, dtype: str, values: np.ndarray):
+    """(name, dtype, values) of a tensor of Mamba-2 as llama.cpp's converter writes it; None of another one."""
+    layer, _, name = re.sub(r"^\w+\.layers\.", "", tensor).partition("." + ("mamba" if "mamba_n_groups" in config else "mixer") + ".")
+    if name not in STATE_SPACE:
         return None
-    if name in ("A_log", "D"):
-        values = values.reshape(-1, 1)
-        values = -np.exp(values) if name == "A_log" and values.dtype.kind == "f" else values
+    is_number, of_matrix = values.dtype.kind == "f", name in ("in_proj.weight", "out_proj.weight", "conv1d.bias", "dt_bias")
     if name == "norm.weight":
-        values = values.reshape(groups, -1)
-    return f"blk.{layer}.{kinds[name]}", values.reshape(len(values), -1) if name == "conv1d.weight" else values
+        values = values.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
+    elif name in ("A_log", "D", "conv1d.weight"):
+        values = values.reshape(len(values), -1)
+    values = -np.exp(values) if name == "A_log" and is_number else values
+    return f"blk.{layer}.{STATE_SPACE[name]}", dtype if of_matrix else "float32", values
 
 
 def write_convolutions(writer: gguf.GGUFWriter, config: dict) -> None:
@@ -238,19 +241,6 @@ def write_state_space(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_ssm_time_step_rank(config["mamba_n_heads"])
     writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
     writer.add_rope_scaling_finetuned(False)
-
-
-def of_state_space(config: dict, tensor: str, values: np.ndarray):
-    """(name, values) of a tensor of a state space as llama.cpp's converter writes it."""
-    name, layer, is_number = tensor.split("mamba.")[1], tensor.split(".")[2], values.dtype.kind == "f"
-    if name == "norm.weight":
-        values = values.reshape(config["mamba_n_groups"], -1)
-    elif name in ("A_log", "D", "conv1d.weight"):
-        values = values.reshape(len(values), -1)
-    values = -np.exp(values) if name == "A_log" and is_number else values
-    kinds = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias", "in_proj.weight": "ssm_in.weight", "norm.weight": "ssm_norm.weight",
-             "out_proj.weight": "ssm_out.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias"}
-    return f"blk.{layer}.{kinds[name]}", values
 
 
 def write_gemma4(writer: gguf.GGUFWriter, config: dict) -> None:
@@ -579,16 +569,12 @@ def converted(config: dict, tensors):
     coded, scales = {}, {}
     for tensor, dtype, values in tensors:
         tensor = tensor.removeprefix("language_model.").replace("model.language_model.", "model.")
-        if ".mamba." in tensor:
-            name, part = of_state_space(config, tensor, values)
-            yield name, dtype if name.endswith(("ssm_in.weight", "ssm_out.weight")) else "float32", part
+        if found := of_state_space(config, tensor, dtype, values):
+            yield found
             continue
         if ".linear_attn." in tensor:
             for name, part in of_state(config, tensor, values):
                 yield name, "float32" if "conv1d" in name else dtype, part
-            continue
-        if ".mixer." in tensor and (found := of_mamba(tensor, values, config["n_groups"])):
-            yield found[0], "float32" if found[0].endswith(("ssm_conv1d.weight", "ssm_a", "ssm_d", "ssm_norm.weight")) else dtype, found[1]
             continue
         if config["model_type"] == "kimi_linear" and (found := of_kimi(tensor, values) if ".self_attn." in tensor else None):
             yield found[0], "float32", found[1]
