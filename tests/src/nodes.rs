@@ -48,7 +48,8 @@ pub struct Extras {
     pub output: Option<std::path::PathBuf>,
     /// Address to listen at; `None` = a free port on loopback.
     pub listen: Option<SocketAddr>,
-    /// Directory of a model with the shipped one's tokenizer, served under its name; `None` = the shipped one.
+    /// Directory of a model with the shipped one's tokenizer, served under its name; `None` = the shipped
+    /// one.
     pub model: Option<String>,
 }
 

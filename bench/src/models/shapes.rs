@@ -22,7 +22,8 @@ pub struct ModelShape {
     pub experts: Option<(usize, usize)>,
     /// Window of five of six layers, in tokens.
     pub window: Option<usize>,
-    /// Heads of keys and of values, each of 128, in three of four layers: a gated delta rule instead of attention.
+    /// Heads of keys and of values, each of 128, in three of four layers: a gated delta rule instead of
+    /// attention.
     pub delta: Option<(usize, usize)>,
 }
 

@@ -6,8 +6,6 @@ use super::Keys;
 use crate::GgufError;
 use crate::metadata::Value;
 
-/// Name of the architecture.
-pub(super) const GEMMA4: &str = "gemma4";
 /// Most layers of a model.
 const MAX_LAYERS: u64 = 4096;
 /// RoPE theta of layers with a window, if a file omits it.

@@ -8,7 +8,6 @@ mod rope;
 
 use serde_json::{Map, Value as Json, json};
 
-use self::gemma4::GEMMA4;
 use crate::GgufError;
 use crate::metadata::Value;
 use crate::model::GgufModel;
@@ -82,6 +81,8 @@ const BY_LAYER: [&str; 2] = ["nemotron_h", "nemotron_h_moe"];
 const LATENT: &str = "deepseek2";
 /// The same beside states.
 const KIMI_LINEAR: &str = "kimi-linear";
+/// Architecture of Gemma 4.
+const GEMMA4: &str = "gemma4";
 
 /// The model's `config.json`, as [`GgufModel::config`] returns it.
 pub fn config(model: &GgufModel) -> Result<Map<String, Json>, GgufError> {

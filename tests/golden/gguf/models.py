@@ -208,7 +208,7 @@ STATE_SPACE = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias", "in_pro
 
 
 def of_state_space(config: dict, tensor: str, dtype: str, values: np.ndarray):
-    """(name, dtype, values) of a tensor of Mamba-2 as llama.cpp's converter writes it; None of another one."""
+    """(name, dtype, values) of a tensor of Mamba-2 as llama.cpp's converter writes it, or None."""
     layer, _, name = re.sub(r"^\w+\.layers\.", "", tensor).partition("." + ("mamba" if "mamba_n_groups" in config else "mixer") + ".")
     if name not in STATE_SPACE:
         return None
