@@ -1,6 +1,7 @@
 //! Writes models of real sizes with random weights, directly to disk as safetensors, so that memory use does
 //! not grow with the model.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -175,7 +176,8 @@ fn write_weights(
 ) -> std::io::Result<()> {
     let RandomWeights { dtype, seed, .. } = random;
     let mut file = BufWriter::new(File::create(path)?);
-    let (header, total) = header(tensors, dtype);
+    let tensors = stored(tensors);
+    let (header, total) = header(&tensors, dtype);
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(header.as_bytes())?;
     let mut random = SplitMix64::new(seed);
@@ -183,10 +185,11 @@ fn write_weights(
     let mut bytes = Vec::with_capacity(CHUNK_VALUES * dtype.bytes());
     for tensor in tensors {
         let is_norm = tensor.kind == Kind::Norm;
-        let mut left = tensor.len();
+        let len = stored_len(tensor);
+        let mut left = len;
         while left > 0 {
             bytes.clear();
-            let (count, first) = (left.min(CHUNK_VALUES), tensor.len() - left);
+            let (count, first) = (left.min(CHUNK_VALUES), len - left);
             for index in first..first + count {
                 let value = if is_norm { 1.0 } else { noise(&mut random) };
                 let factor = outliers.map_or(1.0, |outliers| outliers.factor(tensor, index));
@@ -201,13 +204,24 @@ fn write_weights(
     file.flush()
 }
 
+/// Tensors as they are stored: of those that are parts of one, only the first.
+fn stored(tensors: &[Tensor]) -> Vec<&Tensor> {
+    let mut seen = HashSet::new();
+    tensors.iter().filter(|tensor| seen.insert(&tensor.name)).collect()
+}
+
+/// Number of values with all parts.
+fn stored_len(tensor: &Tensor) -> usize {
+    tensor.shape().iter().product()
+}
+
 /// The safetensors header, padded to eight bytes so that tensors are aligned, and the bytes that follow it.
-fn header(tensors: &[Tensor], dtype: Dtype) -> (String, usize) {
+fn header(tensors: &[&Tensor], dtype: Dtype) -> (String, usize) {
     let mut map = Map::new();
     map.insert("__metadata__".into(), json!({"format": "pt"}));
     let mut offset = 0;
     for tensor in tensors {
-        let end = offset + tensor.len() * dtype.bytes();
+        let end = offset + stored_len(tensor) * dtype.bytes();
         let entry = json!({"dtype": dtype.names().0, "shape": tensor.shape(), "data_offsets": [offset, end]});
         map.insert(tensor.name.clone(), entry);
         offset = end;
@@ -232,9 +246,12 @@ mod tests {
 
     #[test]
     fn created_models_read_back_as_safetensors() {
-        for (shape, dtype) in
-            [("tiny-llama", Dtype::Bf16), ("tiny-qwen2", Dtype::F32), ("tiny-qwen2", Dtype::F16)]
-        {
+        for (shape, dtype) in [
+            ("tiny-llama", Dtype::Bf16),
+            ("tiny-qwen2", Dtype::F32),
+            ("tiny-qwen2", Dtype::F16),
+            ("tiny-qwen3.5", Dtype::Bf16),
+        ] {
             let shape = SHAPES.iter().find(|known| known.name == shape).expect("a known shape");
             let dir = std::env::temp_dir().join(format!(
                 "skein-made-{}-{}-{dtype:?}",
@@ -253,8 +270,10 @@ mod tests {
                 parsed.tensors().iter().map(|(_, view)| view.shape().iter().product::<usize>()).sum();
             assert_eq!(values as u64, made.parameters);
             assert_eq!(last, 1.0);
-            let q = parsed.tensor("model.layers.1.self_attn.q_proj.weight").expect("it is there");
-            assert_eq!(q.shape(), [64, 64]);
+            // Queries of the shape with states have gates.
+            let (layer, rows) = if shape.delta.is_some() { (3, 2 * 4 * shape.head_dim) } else { (1, 64) };
+            let q = parsed.tensor(&format!("model.layers.{layer}.self_attn.q_proj.weight"));
+            assert_eq!(q.expect("it is there").shape(), [rows, 64]);
             assert_eq!(parsed.tensor("lm_head.weight").is_ok(), !shape.tied);
             assert_eq!(parsed.tensor("model.layers.0.self_attn.k_proj.bias").is_ok(), shape.qkv_bias);
             assert!(dir.join("tokenizer.json").is_file() && dir.join("config.json").is_file());
