@@ -91,7 +91,9 @@ impl Original {
         };
         let source = Self { dir: dir.to_owned(), spec, weights, files, kind, tensors };
         if source.spec.attention.latent.is_some() {
-            return Err(QuantizeError::Refused("models with latent attention are not quantised yet".into()));
+            return Err(QuantizeError::Refused(format!(
+                "models of {model_type} are not quantised yet: they have latent attention"
+            )));
         }
         if source.spec.state.is_some() {
             return Err(QuantizeError::Refused(format!(

@@ -397,6 +397,8 @@ fn what_cannot_be_quantised_is_refused_by_name() {
     );
     let gemma4 = skein_golden::path("models/gemma4-moe");
     check(refusal(&gemma4, &to("a"), rtn, &[]), &["gemma4_text", "not quantised yet"]);
+    let kimi = skein_golden::path("models/kimi-linear");
+    check(refusal(&kimi, &to("a"), rtn, &[]), &["kimi_linear", "not quantised yet", "latent attention"]);
     check(refusal(&dir.path().join("model.safetensors"), &to("a"), rtn, &[]), &["not a directory"]);
     assert!(!to("a").exists(), "nothing is written before all is checked");
     fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
