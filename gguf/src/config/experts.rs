@@ -2,8 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::gemma4::GEMMA4;
-use super::{Keys, LATENT};
+use super::{GEMMA4, Keys, LATENT};
 use crate::GgufError;
 
 /// `expert_gating_func` of experts chosen by the softmax of their scores.
