@@ -25,15 +25,26 @@ impl Keys<'_> {
         (1..=MAX_LAYERS).contains(&count).then_some(count as usize).ok_or_else(most)
     }
 
+    /// Reads an integer for each of `layers` layers; one counts for all of them.
+    fn of_each_layer(&self, key: &str, layers: usize) -> Result<Vec<u64>, GgufError> {
+        let wrong = || self.wrong(key, &format!("a whole number, or a list of {layers}, one for each layer"));
+        let value = self.get(key).ok_or_else(wrong)?;
+        let Some(list) = value.as_array() else {
+            return value.as_u64().map(|number| vec![number; layers]).ok_or_else(wrong);
+        };
+        let numbers: Option<Vec<_>> = list.values().and_then(|values| values.map(Value::as_u64).collect());
+        numbers.filter(|numbers| numbers.len() == layers).ok_or_else(wrong)
+    }
+
     /// Outputs of the dense networks, which are twice as many in layers that share keys and values.
     pub(super) fn gemma4_inner_size(&self) -> Result<u64, GgufError> {
-        let sizes = self.by_layer("feed_forward_length", self.layers()?)?;
+        let sizes = self.of_each_layer("feed_forward_length", self.layers()?)?;
         Ok(sizes[0])
     }
 
     /// KV heads of the first layer. `per_layer_config` has those of each.
     pub(super) fn gemma4_kv_heads(&self) -> Result<u64, GgufError> {
-        Ok(self.by_layer("attention.head_count_kv", self.layers()?)?[0])
+        Ok(self.of_each_layer("attention.head_count_kv", self.layers()?)?[0])
     }
 
     pub(super) fn gemma4(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
@@ -79,7 +90,7 @@ impl Keys<'_> {
     /// Whether layers without keys and values have networks of twice the size.
     fn has_double_networks(&self, layers: &Layers) -> Result<bool, GgufError> {
         const KEY: &str = "feed_forward_length";
-        let sizes = self.by_layer(KEY, layers.is_local.len())?;
+        let sizes = self.of_each_layer(KEY, layers.is_local.len())?;
         let (own, shared) = sizes.split_at(layers.first_shared);
         let is = |part: &[u64], size: u64| part.iter().all(|each| *each == size);
         let double = sizes[0].saturating_mul(2);
@@ -96,7 +107,7 @@ impl Keys<'_> {
     /// Size of heads and number of KV heads of each layer.
     fn heads_by_layer(&self, layers: &Layers) -> Result<Json, GgufError> {
         const KV_HEADS: &str = "attention.head_count_kv";
-        let kv_heads = self.by_layer(KV_HEADS, layers.is_local.len())?;
+        let kv_heads = self.of_each_layer(KV_HEADS, layers.is_local.len())?;
         let size = |end: &str| {
             let (key, value) = (format!("attention.key_length{end}"), format!("attention.value_length{end}"));
             let size = self.needed(&key)?;

@@ -142,17 +142,6 @@ impl Keys<'_> {
         number.map(Some).ok_or_else(|| self.wrong(key, "a whole number, equal for all layers"))
     }
 
-    /// Reads an integer for each of `layers` layers; one counts for all of them.
-    fn by_layer(&self, key: &str, layers: usize) -> Result<Vec<u64>, GgufError> {
-        let wrong = || self.wrong(key, &format!("a whole number, or a list of {layers}, one for each layer"));
-        let value = self.get(key).ok_or_else(wrong)?;
-        let Some(list) = value.as_array() else {
-            return value.as_u64().map(|number| vec![number; layers]).ok_or_else(wrong);
-        };
-        let numbers: Option<Vec<_>> = list.values().and_then(|values| values.map(Value::as_u64).collect());
-        numbers.filter(|numbers| numbers.len() == layers).ok_or_else(wrong)
-    }
-
     fn needed(&self, key: &str) -> Result<u64, GgufError> {
         self.whole(key)?.ok_or_else(|| self.wrong(key, "a whole number"))
     }

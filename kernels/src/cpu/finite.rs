@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Cpu;
+use super::blocks::BlockType;
 use super::matrix::{Storage, WeightMatrix};
 
 /// Fewest bytes per task.
@@ -19,19 +20,19 @@ pub struct NonFinite {
     pub value: f32,
 }
 
-/// The first weight of `matrix` that is NaN or infinite. Blocks of quantised values are not searched.
+/// The first weight of `matrix` that is NaN or infinite, as the numbers of a block are if its scale is.
 pub fn first_non_finite(cpu: &mut Cpu, matrix: &WeightMatrix) -> Option<NonFinite> {
-    let is_bad = match matrix.storage() {
-        Storage::Bf16(_) => any_16::<0x7f80>,
-        Storage::F16(_) => any_16::<0x7c00>,
-        Storage::F32(_) => any_32,
-        Storage::Blocks(..) => return None,
+    let is_bad = |row: usize| match matrix.storage() {
+        Storage::Bf16(_) => any_16::<0x7f80>(matrix.row(row)),
+        Storage::F16(_) => any_16::<0x7c00>(matrix.row(row)),
+        Storage::F32(_) => any_32(matrix.row(row)),
+        Storage::Blocks(kind, _) => any_scale(*kind, matrix.row(row)),
     };
     let each = (BYTES_PER_TASK / matrix.row_bytes().max(1)).max(1);
     let first = AtomicUsize::new(usize::MAX);
     cpu.threads.run(matrix.rows().div_ceil(each), |task, _| {
         let mut rows = task * each..((task + 1) * each).min(matrix.rows());
-        if let Some(row) = rows.find(|row| is_bad(matrix.row(*row))) {
+        if let Some(row) = rows.find(|row| is_bad(*row)) {
             first.fetch_min(row, Ordering::Relaxed);
         }
     });
@@ -55,9 +56,36 @@ fn any_32(bytes: &[u8]) -> bool {
     words.fold(0u32, |bad, word| bad | u32::from(word & EXPONENT == EXPONENT)) != 0
 }
 
+/// Whether a scale or minimum in a row of blocks has all bits of the exponent.
+fn any_scale(kind: BlockType, row: &[u8]) -> bool {
+    let is_bad = |block: &[u8], at: usize| u16::from_le_bytes([block[at], block[at + 1]]) & 0x7c00 == 0x7c00;
+    row.chunks_exact(kind.form().bytes).any(|block| kind.halves().iter().any(|at| is_bad(block, *at)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scales_and_minima_of_blocks_are_searched() {
+        for kind in BlockType::ALL {
+            let (form, halves) = (kind.form(), kind.halves());
+            for at in halves {
+                // The third block of the second row.
+                let (blocks, bad) = (4, 6);
+                let mut bytes = vec![0x11u8; 3 * blocks * form.bytes];
+                let matrix = |bytes: &[u8]| {
+                    let storage = Storage::Blocks(kind, bytes.to_vec().into());
+                    WeightMatrix::new(storage, 3, blocks * form.values)
+                };
+                assert!(first_non_finite(&mut Cpu::new(2), &matrix(&bytes)).is_none(), "{}", form.name);
+                bytes[bad * form.bytes + at..][..2].copy_from_slice(&[0, 0x7c]);
+                let found = first_non_finite(&mut Cpu::new(2), &matrix(&bytes)).expect(form.name);
+                assert_eq!((found.row, found.col / form.values), (1, 2), "{}", form.name);
+            }
+            assert_eq!(halves.is_empty(), kind == BlockType::Mxfp4, "{}", form.name);
+        }
+    }
 
     #[test]
     fn the_first_weight_that_is_not_finite_is_found_in_every_type() {

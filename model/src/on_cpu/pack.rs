@@ -291,7 +291,8 @@ fn pack_one(
             return Ok((0, layout.bytes()));
         }
     };
-    if !layouts[0].format.is_integer() {
+    // Formats that round say it themselves.
+    if !layouts[0].format.is_integer() || weights.storage().blocks().is_some() {
         check_finite(cpu, &matrix.tensor, &weights, matrix.part_at.unwrap_or_default())?;
     }
     loop {

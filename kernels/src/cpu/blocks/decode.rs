@@ -8,6 +8,19 @@ const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 3
 const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl BlockType {
+    /// Offsets of the numbers in half precision in a block: scales and minima. MXFP4's scale has 8 bits, all
+    /// of which are powers of two here.
+    pub const fn halves(self) -> &'static [usize] {
+        match self {
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl => &[0],
+            Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K => &[0, 2],
+            Self::Q2K => &[80, 82],
+            Self::Q3K => &[108],
+            Self::Q6K => &[208],
+            Self::Mxfp4 => &[],
+        }
+    }
+
     /// Values of 4-bit codes, for types that look them up. A [`Block`] has 128 plus the value as code.
     pub const fn table(self) -> Option<&'static [i8; 16]> {
         match self {
