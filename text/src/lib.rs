@@ -30,6 +30,7 @@ mod named_templates;
 pub mod probe;
 mod refused;
 pub mod render_process;
+mod shown_calls;
 pub mod sources;
 pub mod stop;
 pub mod strftime;

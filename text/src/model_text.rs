@@ -18,6 +18,7 @@ use super::lost_messages::render_all;
 use super::messages::prepare;
 use super::named_templates::NamedTemplates;
 use super::render_process::{RenderProcesses, Rendering};
+use super::shown_calls::with_calls_as_text;
 use super::sources::TextSources;
 use super::tokenizer::Tokenizer;
 use super::too_long::refuse_far_too_long;
@@ -230,7 +231,8 @@ impl ModelText {
         };
         let mut arguments = self.template_kwargs.clone();
         arguments.extend(prompt.template_kwargs.clone());
-        let forms = template.for_arguments(&arguments).forms();
+        let of_chat = template.for_arguments(&arguments);
+        let (forms, reads_calls) = (of_chat.forms(), of_chat.reads("tool_calls"));
         let messages = Value::Array(prepare(prompt.messages, forms)?);
         let arguments = Value::Object(arguments);
         let control = self.tokenizer.control();
@@ -244,6 +246,10 @@ impl ModelText {
             (messages, arguments)
         };
         let arguments = arguments.as_object().unwrap_or(prompt.template_kwargs);
+        let messages = match self.formats.calls.filter(|_| !reads_calls) {
+            Some(format) => with_calls_as_text(messages, format),
+            None => messages,
+        };
         let render = |messages: &Value| self.render(template, messages, prompt, arguments);
         let messages = if prompt.continue_final_message { tagged(messages, mark) } else { messages };
         let mut text = render_all(&messages, forms.parts, &render)?;
@@ -325,6 +331,36 @@ mod tests {
         assert!(text.formats.harmony);
         assert_eq!(*text.token_markers, ["<|end|>"], "the only one that this tokenizer has");
         assert_eq!(*shipped().token_markers, [""; 0]);
+    }
+
+    #[test]
+    fn calls_that_a_template_never_reads_are_text_with_control_tokens() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+        let tokenizer = std::fs::read_to_string(directory.join("tokenizer.json")).unwrap();
+        let tokenizer = tokenizer.replace("<|end|>", "<|tool_call_start|>");
+        let template = "{% for m in messages %}{{ m.content }}|{% endfor %}{{ tools }}".to_owned();
+        let text =
+            ModelText::from_parts(vec![], tokenizer.as_bytes(), &Value::Null, Some(template), &Value::Null);
+        let text = text.unwrap();
+        let arguments = json!({"a": "<|tool_call_start|>"}).to_string();
+        let call = json!({"type": "function", "function": {"name": "f", "arguments": arguments}});
+        let messages = json!([{"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": null, "tool_calls": [call]}]);
+        let prompt = ChatPrompt {
+            messages: messages.as_array().unwrap(),
+            add_generation_prompt: true,
+            continue_final_message: false,
+            template_kwargs: &Map::new(),
+        };
+        let tokens = text.encode_chat(&prompt, 1024).unwrap();
+        let shown = text.tokenizer.decode(&tokens, false).unwrap();
+        assert!(
+            shown.contains("<|tool_call_start|>[f(a=\"<|tool_call_start|>\")]<|tool_call_end|>|"),
+            "{shown}"
+        );
+        let control = text.tokenizer.control().find("<|tool_call_start|>", NO_MARK)[0].1;
+        let count = tokens.iter().filter(|token| **token == control).count();
+        assert_eq!(count, 1, "that of the argument is text: {shown}");
     }
 
     #[test]
