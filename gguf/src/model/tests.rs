@@ -212,7 +212,10 @@ fn what_cannot_be_served_is_named() {
         let said = model(&sample).config().unwrap_err().to_string();
         words.iter().for_each(|word| assert!(said.contains(word), "{said:?} says {word:?}"));
     };
-    check(Sample::default().text("general.architecture", "mamba"), &["mamba", "supported: llama, qwen2"]);
+    check(
+        Sample::default().text("general.architecture", "mamba"),
+        &["mamba", "supported: llama, mistral3, qwen2"],
+    );
     check(Sample::default(), &["general.architecture", "missing"]);
     check(Sample::default().text("general.architecture", "qwen2"), &["qwen2.embedding_length", "missing"]);
     let uneven = list(4, 2, &[2, 0, 0, 0, 1, 0, 0, 0]);
