@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Guess: transformers saves a model under the names that the published files have, which it also reads, so a
 # loader of the published files reads what was fine-tuned and saved.
-# Seen: the published Kimi K2.5 has language_model.model.layers.N, and transformers 5.24.0 loads these names, but
-# saves the layers of the language model as language_model.model.blocks.N. It reads both.
+# Seen: the published Kimi K2.5 has language_model.model.layers.N, and transformers 5.24.0 loads these names,
+# but saves the layers of the language model as language_model.model.blocks.N. It reads both.
 # Run with transformers 5.24.0 and torch 2.15.0 for CPUs; a download of some hundred MB.
 set -euo pipefail
 T=$(mktemp -d)

@@ -1,5 +1,5 @@
-//! Tensors in the files that a configuration denies or nothing reads: another model would be computed without a
-//! word.
+//! Tensors in the files that a configuration denies or nothing reads: another model would be computed without
+//! a word.
 
 use crate::LoadError;
 use crate::checkpoint::Weights;

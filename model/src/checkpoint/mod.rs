@@ -133,8 +133,8 @@ impl Weights {
         on_files!(self, files => files.contains(name))
     }
 
-    /// Names in the files of tensors that layers have beside those named `used`, sorted. None if another library
-    /// quantised them: a matrix has several tensors then.
+    /// Names in the files of tensors that layers have beside those named `used`, sorted. None if another
+    /// library quantised them: a matrix has several tensors then.
     pub(crate) fn others_of_layers<'a>(&self, used: impl Iterator<Item = &'a str>) -> Vec<&str> {
         match &self.0 {
             Files::Safetensors(files) if files.scheme().is_none() => files.others_of_layers(used),

@@ -226,8 +226,8 @@ impl Weights {
     }
 
     /// Name in the files and file index of a tensor. Some files omit the prefix `model.` or have another; in
-    /// models that also take images, the language model has a further prefix, and transformers saves Kimi K2.5's
-    /// layers as blocks (findings/transformers-kimi-k25-blocks.sh).
+    /// models that also take images, the language model has a further prefix, and transformers saves Kimi
+    /// K2.5's layers as blocks (findings/transformers-kimi-k25-blocks.sh).
     fn find(&self, name: &str) -> Option<(&str, usize)> {
         let find = |name: &str| self.places.get_key_value(name).map(|(name, file)| (name.as_str(), *file));
         let short = name.strip_prefix("model.").unwrap_or(name);
