@@ -82,7 +82,9 @@ impl ModelConfig {
         }
         let mut own_names = Vec::new();
         for (usual, own) in family.own_names {
-            if let Some(value) = config.get(*own).filter(|value| !value.is_null()).cloned() {
+            let has_usual = config.contains_key(*usual);
+            let value = config.get(*own).filter(|value| !value.is_null() || !has_usual).cloned();
+            if let Some(value) = value {
                 config.insert((*usual).to_owned(), value);
                 own_names.push((*usual, *own));
             }

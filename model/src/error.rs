@@ -128,6 +128,15 @@ pub enum LoadError {
         /// What the configuration says.
         what: &'static str,
     },
+    /// A layer of a GGUF file has a tensor that nothing reads, such as a bias.
+    #[error(
+        "tensor {tensor} is in the GGUF file, but this architecture's layers do not read it here, so the answers \
+         would be those of another model; serve the model's safetensors files"
+    )]
+    UnreadTensor {
+        /// Name of the tensor in the file.
+        tensor: String,
+    },
     /// A weight is NaN or infinite, so that rows which meet it have no logits.
     #[error(
         "tensor {tensor} has the value {value} in row {row}, column {col}; weights must be finite, so download or convert \

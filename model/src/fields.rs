@@ -14,7 +14,7 @@ pub(super) const MAX_POSITIONS: usize = 1 << 24;
 /// Field that holds the text model's configuration in a model that also takes images.
 pub(super) const TEXT_CONFIG: &str = "text_config";
 
-/// A JSON object whose fields are validated when read. null counts as absent.
+/// A JSON object whose fields are validated when read. null counts as absent, except in flags.
 pub struct Fields<'a> {
     /// File name for messages.
     pub(super) file: &'static str,
@@ -58,19 +58,20 @@ impl Fields<'_> {
     /// Reads a whole number from 1 to `most`.
     pub(super) fn size(&self, field: &str, most: usize, default: Option<usize>) -> Result<usize, LoadError> {
         let value = match (self.is_absent(field), default) {
-            (true, Some(default)) => return Ok(default),
+            (true, Some(default)) => Some(default),
             _ => self.get(field).and_then(Value::as_u64).and_then(|value| usize::try_from(value).ok()),
         };
+        // Other fields may rule the default out.
         let value = value.filter(|value| (1..=most).contains(value));
         value.ok_or_else(|| self.wrong(field, format!("a whole number from 1 to {most}")))
     }
 
     /// Reads a whole number from 0 to `most`.
     pub(super) fn count(&self, field: &str, most: usize, default: usize) -> Result<usize, LoadError> {
-        if self.is_absent(field) {
-            return Ok(default);
-        }
-        let value = self.get(field).and_then(Value::as_u64).and_then(|value| usize::try_from(value).ok());
+        let value = match self.is_absent(field) {
+            true => Some(default),
+            false => self.get(field).and_then(Value::as_u64).and_then(|value| usize::try_from(value).ok()),
+        };
         let value = value.filter(|value| *value <= most);
         value.ok_or_else(|| self.wrong(field, format!("a whole number from 0 to {most}")))
     }
@@ -88,11 +89,13 @@ impl Fields<'_> {
         value.ok_or_else(|| self.wrong(field, format!("a number from {} to {}", range.start(), range.end())))
     }
 
+    /// Reads a flag. null is false, as in Python.
     pub(super) fn flag(&self, field: &str, default: bool) -> Result<bool, LoadError> {
-        if self.is_absent(field) {
-            return Ok(default);
+        match self.get(field) {
+            None => Ok(default),
+            Some(Value::Null) => Ok(false),
+            Some(value) => value.as_bool().ok_or_else(|| self.wrong(field, "true or false".into())),
         }
-        self.get(field).and_then(Value::as_bool).ok_or_else(|| self.wrong(field, "true or false".into()))
     }
 
     pub(super) fn one_of(

@@ -2,12 +2,10 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::Keys;
+use super::{Keys, MAX_LAYERS};
 use crate::GgufError;
 use crate::metadata::Value;
 
-/// Most layers of a model.
-const MAX_LAYERS: u64 = 4096;
 /// RoPE theta of layers with a window, if a file omits it.
 const LOCAL_THETA: f64 = 10_000.0;
 

@@ -81,6 +81,8 @@ const BY_LAYER: [&str; 2] = ["nemotron_h", "nemotron_h_moe"];
 const LATENT: &str = "deepseek2";
 /// The same beside states.
 const KIMI_LINEAR: &str = "kimi-linear";
+/// Most layers of a model.
+const MAX_LAYERS: u64 = 4096;
 /// Architecture of Gemma 4.
 const GEMMA4: &str = "gemma4";
 
@@ -255,7 +257,9 @@ impl Keys<'_> {
 
     /// Sets the bias flags: a bias is enabled if the file contains its tensor.
     fn biases(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
-        let has = |tensor: &str| self.has(&format!("blk.0.{tensor}.bias"));
+        // Not every layer attends.
+        let layers = self.needed("block_count")?.min(MAX_LAYERS);
+        let has = |tensor: &str| (0..layers).any(|layer| self.has(&format!("blk.{layer}.{tensor}.bias")));
         let (inputs, output) = (has("attn_q") || has("attn_qkv"), has("attn_output"));
         let refuse = |what: &str| Err(self.model.unsupported(format!("{} with {what}", self.name)));
         match self.name {

@@ -127,8 +127,14 @@ fn layers_of_granite_with_kv_heads_attend() {
             ("ssm.time_step_rank", whole(4)),
             ("expert_shared_feed_forward_length", whole(24)),
         ];
-        let tensors: [(&str, &[f32]); 3] =
-            [("blk.0.attn_norm.weight", &[0.0]), ("blk.0.ssm_a", &[0.0]), ("blk.0.ssm_conv1d.bias", &[0.0])];
+        // The first layer does not attend, and so has no biases of attention.
+        let tensors: [(&str, &[f32]); 5] = [
+            ("blk.0.attn_norm.weight", &[0.0]),
+            ("blk.0.ssm_a", &[0.0]),
+            ("blk.0.ssm_conv1d.bias", &[0.0]),
+            ("blk.1.attn_q.bias", &[0.0]),
+            ("blk.1.attn_output.bias", &[0.0]),
+        ];
         let kept: Vec<_> = usual().into_iter().filter(|(key, _)| *key != "attention.head_count_kv").collect();
         config("granitehybrid", &[kept, own.to_vec()].concat(), keys, &tensors)
     };
@@ -141,6 +147,7 @@ fn layers_of_granite_with_kv_heads_attend() {
         ("mamba_d_head", json!(4)),
         ("mamba_expand", json!(2)),
         ("mamba_conv_bias", json!(true)),
+        ("attention_bias", json!(true)),
         ("position_embedding_type", json!("nope")),
     ] {
         assert_eq!(found[field], expected, "{field}");

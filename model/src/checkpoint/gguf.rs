@@ -1,5 +1,6 @@
 //! Weights mapped from GGUF files.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
@@ -250,6 +251,19 @@ impl Weights {
 
     pub fn file_bytes(&self) -> u64 {
         self.model().maps().map(|map| map.len() as u64).sum()
+    }
+
+    pub fn others_of_layers<'a>(&self, used: impl Iterator<Item = &'a str>) -> Vec<&str> {
+        let used: HashSet<String> = used.map(file_name).collect();
+        let names = self.model().tensors().map(|tensor| tensor.name.as_str());
+        // Layers for further tokens, which nothing uses, have an own part; the rest of old rotations follows
+        // from others.
+        let is_known = |name: &str| name.contains(".nextn.") || name.contains(".attn_rot_embd");
+        let mut others: Vec<&str> = names
+            .filter(|name| name.starts_with("blk.") && !used.contains(*name) && !is_known(name))
+            .collect();
+        others.sort_unstable();
+        others
     }
 
     pub fn contains(&self, name: &str) -> bool {

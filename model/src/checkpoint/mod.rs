@@ -133,6 +133,21 @@ impl Weights {
         on_files!(self, files => files.contains(name))
     }
 
+    /// Names in the files of tensors that layers have beside those named `used`, sorted. None if another
+    /// library quantised them: a matrix has several tensors then.
+    pub(crate) fn others_of_layers<'a>(&self, used: impl Iterator<Item = &'a str>) -> Vec<&str> {
+        match &self.0 {
+            Files::Safetensors(files) if files.scheme().is_none() => files.others_of_layers(used),
+            Files::Safetensors(_) => Vec::new(),
+            Files::Gguf(files) => files.others_of_layers(used),
+        }
+    }
+
+    /// Whether the weights are in GGUF files.
+    pub(crate) fn is_gguf(&self) -> bool {
+        matches!(self.0, Files::Gguf(_))
+    }
+
     /// Whether there is a tensor `name` of this shape and a type of numbers.
     pub fn has_shape(&self, name: &str, shape: &[usize]) -> bool {
         self.rows(name, shape, 0..0).is_ok()

@@ -1,6 +1,6 @@
 //! Weights mapped from safetensors files: one `model.safetensors`, or shards with an index.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +20,10 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Bytes that `sample` takes from the start, middle and end of a tensor. A fine-tuned model differs in nearly
 /// all of them, and hashing everything would cost as much as loading.
 const SAMPLE_BYTES: usize = 64;
+/// What precedes a layer's number.
+const LAYERS: &str = "layers.";
+/// End of the name of a tensor that old versions of transformers stored beside what it follows from.
+const FREQUENCIES: &str = "rotary_emb.inv_freq";
 /// Most shards of a model.
 const MAX_FILES: usize = 10_000;
 
@@ -198,6 +202,17 @@ impl Weights {
         })
     }
 
+    /// Names in the files of tensors that layers have beside those named `used`, sorted.
+    pub fn others_of_layers<'a>(&self, used: impl Iterator<Item = &'a str>) -> Vec<&str> {
+        let used: HashSet<&str> = used.filter_map(|name| self.stored_name(name)).collect();
+        let prefixes: HashSet<&str> =
+            used.iter().filter_map(|name| Some(&name[..name.find(LAYERS)?])).collect();
+        let is_of_layer = |name: &str| name.find(LAYERS).is_some_and(|at| prefixes.contains(&name[..at]));
+        let mut others = self.names();
+        others.retain(|name| is_of_layer(name) && !used.contains(name) && !name.ends_with(FREQUENCIES));
+        others
+    }
+
     /// File and entry of a tensor.
     fn place(&self, name: &str) -> Option<(&WeightFile, &TensorInfo)> {
         let (name, file) = self.find(name)?;
@@ -211,13 +226,15 @@ impl Weights {
     }
 
     /// Name in the files and file index of a tensor. Some files omit the prefix `model.` or have another; in
-    /// models that also take images, the language model has a further prefix.
+    /// models that also take images, the language model has a further prefix, and transformers saves Kimi
+    /// K2.5's layers as blocks (findings/transformers-kimi-k25-blocks.sh).
     fn find(&self, name: &str) -> Option<(&str, usize)> {
         let find = |name: &str| self.places.get_key_value(name).map(|(name, file)| (name.as_str(), *file));
         let short = name.strip_prefix("model.").unwrap_or(name);
         find(name)
             .or_else(|| find(short))
             .or_else(|| find(&format!("language_model.{name}")))
+            .or_else(|| find(&format!("language_model.{}", name.replacen(".layers.", ".blocks.", 1))))
             .or_else(|| find(&format!("model.language_model.{short}")))
             .or_else(|| find(&format!("model.text_model.{short}")))
             .or_else(|| find(&format!("backbone.{short}")))
@@ -325,6 +342,14 @@ mod tests {
                 .to_string()
                 .contains("tensor d [1] is in no weight file")
         );
+    }
+
+    #[test]
+    fn blocks_of_a_language_model_are_layers() {
+        let header =
+            r#"{"language_model.model.blocks.1.a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+        let (_dir, weights) = with(&[("model.safetensors", &file(header, &[0; 4]))]);
+        assert!(weights.unwrap().contains("model.layers.1.a"));
     }
 
     #[test]

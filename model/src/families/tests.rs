@@ -323,6 +323,10 @@ fn layers_of_kimi_linear_are_read_in_both_spellings() {
         "norm_topk_prob": false, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse", "sparse"]}),
     );
     assert_eq!(format!("{saved:?}"), format!("{published:?}"));
+    // In Python, null is no truth.
+    let experts = |spec: &Spec| spec.layers[1].feed_forward.experts.unwrap();
+    assert!(experts(&kimi(json!({}))).routing.renormalises);
+    assert!(!experts(&kimi(json!({"moe_renormalize": null}))).routing.renormalises);
     let attends =
         |spec: &Spec| spec.layers.iter().map(|layer| layer.mixer == Mixer::Attention).collect::<Vec<_>>();
     assert_eq!(attends(&saved), [false, false, true, false, true]);
@@ -570,6 +574,10 @@ fn what_a_family_lacks_is_refused_with_field_and_value() {
     let without_range = json!({"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": 0.1}});
     let error = try_parse(without_range).expect_err("no range").to_string();
     assert!(error.contains("original_max_position_embeddings is missing"), "{error}");
+    let few_groups =
+        json!({"model_type": "deepseek_v3", "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3});
+    let error = try_parse(few_groups).expect_err("as a default, 4 of 3 groups").to_string();
+    assert!(error.contains("topk_group is missing") && error.contains("1 to 3"), "{error}");
     refused("kimi_k2", "scoring_func", json!("softmax"), &["softmax", "sigmoid"]);
     for family in ["qwen3_5_text", "lfm2", "olmo3"] {
         refused(family, "layer_types", json!(vec!["full_attention"; 77]), &["full_attention", "entries"]);

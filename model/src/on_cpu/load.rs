@@ -31,6 +31,10 @@ impl Model {
     ) -> Result<Self, LoadError> {
         let tensors = tensors::all(spec);
         let (matrices, weights) = (matrices(spec, &shard, source)?, source.weights);
+        let unread = contradictions::unread(&tensors, weights);
+        if let Some(first) = unread.first().filter(|_| shard.is_first() && shard.rank == 0) {
+            tracing::warn!(tensors = unread.len(), %first, "layers have tensors in the files that nothing reads");
+        }
         let embedding = shard.is_first().then(|| tensors::embedding(spec).find(weights)).transpose()?;
         let embedding = embedding.map(|table| table.part(shard.vocabulary.clone(), 0..table.cols()));
         let table = tensors::layer_embedding(spec).filter(|_| shard.is_first());
@@ -76,8 +80,8 @@ pub fn check_embeddings(cpu: &mut Cpu, model: &Model) -> Result<(), LoadError> {
 /// # Errors
 /// A weight that is missing, has the wrong shape, or has a form that its product does not support.
 pub fn matrices(spec: &Spec, shard: &Shard, source: WeightSource<'_>) -> Result<Vec<Matrix>, LoadError> {
-    contradictions::check(spec, source.weights)?;
     let tensors = tensors::all(spec);
+    contradictions::check(spec, &tensors, source.weights)?;
     let head = tensors::head(&tensors);
     let is_in_layer = |tensor: &&Tensor| matches!(tensor.kind, Kind::Matrix(..)) && tensor.role != head.role;
     if let Some(adapter) = source.adapter {
