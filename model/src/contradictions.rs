@@ -34,17 +34,24 @@ pub fn check(spec: &Spec, tensors: &[Tensor], weights: &Weights) -> Result<(), L
         let layer = name.split('.').nth(1).and_then(|layer| layer.parse::<usize>().ok());
         layer.is_some_and(|layer| layer < spec.layers.len())
     };
-    let unread = if weights.is_gguf() { unread(tensors, weights) } else { Vec::new() };
+    let unread = if weights.is_gguf() { unread(spec, tensors, weights) } else { Vec::new() };
     match unread.into_iter().find(is_of_layer) {
         Some(tensor) => Err(LoadError::UnreadTensor { tensor: tensor.to_owned() }),
         None => Ok(()),
     }
 }
 
-/// Names in the files of tensors of layers that are none of `tensors`, sorted.
-pub fn unread<'a>(tensors: &[Tensor], weights: &'a Weights) -> Vec<&'a str> {
-    let stored = tensors.iter().flat_map(|tensor| &tensor.stored);
-    weights.others_of_layers(stored.map(|stored| stored.name.as_str()))
+/// Names in the files of tensors of layers that are none of `tensors`, sorted. Layers that read the cache of
+/// another one may have keys and values of their own, which transformers ignores in Gemma 4's files, too.
+pub fn unread<'a>(spec: &Spec, tensors: &[Tensor], weights: &'a Weights) -> Vec<&'a str> {
+    let sharing = (0..spec.layers.len()).filter(|layer| spec.layers[*layer].cache_of.is_some());
+    let unused = sharing.flat_map(|layer| {
+        let names = [Role::Key, Role::Value, Role::KeyNorm].into_iter().flat_map(spec.names);
+        names.map(move |name| format!("model.layers.{layer}.{name}.weight"))
+    });
+    let unused: Vec<String> = unused.collect();
+    let stored = tensors.iter().flat_map(|tensor| &tensor.stored).map(|stored| &stored.name);
+    weights.others_of_layers(stored.chain(&unused).map(String::as_str))
 }
 
 #[cfg(test)]
@@ -71,10 +78,18 @@ mod tests {
         let error = check(&spec, &without_gate(&tensors), &weights).unwrap_err().to_string();
         assert!(error.contains("blk.1.ffn_gate.weight is in the GGUF file"), "{error}");
 
+        let mut sharing = spec.clone();
+        sharing.layers[1].cache_of = Some(0);
+        let of_keys = |tensor: &&Tensor| matches!(tensor.role, Role::Key | Role::Value);
+        let without_keys: Vec<Tensor> =
+            tensors.iter().filter(|tensor| !of_keys(tensor) || tensor.layer != Some(1)).cloned().collect();
+        assert!(check(&sharing, &without_keys, &weights).is_ok());
+        assert!(check(&spec, &without_keys, &weights).is_err());
+
         let (spec, tensors, weights) = golden(&skein_golden::path("models/llama-gqa"));
         let fewer = without_gate(&tensors);
-        assert_eq!(unread(&tensors, &weights), [""; 0]);
-        assert_eq!(unread(&fewer, &weights), ["model.layers.1.mlp.gate_proj.weight"]);
+        assert_eq!(unread(&spec, &tensors, &weights), [""; 0]);
+        assert_eq!(unread(&spec, &fewer, &weights), ["model.layers.1.mlp.gate_proj.weight"]);
         assert!(check(&spec, &fewer, &weights).is_ok(), "transformers ignores them, too");
     }
 }

@@ -31,7 +31,7 @@ impl Model {
     ) -> Result<Self, LoadError> {
         let tensors = tensors::all(spec);
         let (matrices, weights) = (matrices(spec, &shard, source)?, source.weights);
-        let unread = contradictions::unread(&tensors, weights);
+        let unread = contradictions::unread(spec, &tensors, weights);
         if let Some(first) = unread.first().filter(|_| shard.is_first() && shard.rank == 0) {
             tracing::warn!(tensors = unread.len(), %first, "layers have tensors in the files that nothing reads");
         }
