@@ -1,6 +1,7 @@
 //! DeepSeek-V2, V3 and R1 (DeepSeek-AI 2024), and Kimi K2: latent attention, and experts in groups beside a
 //! shared network. The layer that predicts further tokens, after the last one, is not used.
 
+use serde_json::Value;
 use skein_kernels::cpu::experts::{Groups, Routing, Score};
 use skein_kernels::cpu::rope::Rotation;
 
@@ -212,6 +213,38 @@ fn groups(
 fn shared(fields: &Fields<'_>, inner_size: usize, default: usize) -> Result<Option<SharedSpec>, LoadError> {
     let shared = fields.count("n_shared_experts", 1024, default)?;
     Ok((shared > 0).then_some(SharedSpec { inner_size: shared * inner_size, is_weighted: false }))
+}
+
+/// Gives the layers that `mlp_layer_types` says these experts, of this size, and the others a dense network.
+pub(super) fn with_experts_by_type(
+    fields: &Fields<'_>,
+    spec: &mut Spec,
+    (experts, inner_size): (ExpertsSpec, usize),
+) -> Result<(), LoadError> {
+    if fields.is_absent("mlp_layer_types") {
+        return Ok(());
+    }
+    let dense_size = fields.size("intermediate_size", 1 << 20, None)?;
+    for (layer, is_sparse) in spec.layers.iter_mut().zip(sparse(fields)?) {
+        let network = &mut layer.feed_forward;
+        (network.experts, network.inner_size) =
+            if is_sparse { (Some(experts), inner_size) } else { (None, dense_size) };
+    }
+    Ok(())
+}
+
+/// Whether each layer has experts, from `mlp_layer_types`.
+fn sparse(fields: &Fields<'_>) -> Result<Vec<bool>, LoadError> {
+    const FIELD: &str = "mlp_layer_types";
+    let layers = fields.size("num_hidden_layers", 4096, None)?;
+    let wrong = || fields.wrong(FIELD, format!("dense or sparse for each of {layers} layers"));
+    let kinds = fields.get(FIELD).and_then(Value::as_array).filter(|kinds| kinds.len() >= layers);
+    let is_sparse = |kind: &Value| match kind.as_str() {
+        Some("sparse") => Ok(true),
+        Some("dense") => Ok(false),
+        _ => Err(wrong()),
+    };
+    kinds.ok_or_else(wrong)?[..layers].iter().map(is_sparse).collect()
 }
 
 pub(super) fn names(role: Role) -> &'static [&'static str] {

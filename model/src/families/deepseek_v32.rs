@@ -4,8 +4,7 @@
 
 use serde_json::Value;
 
-use super::deepseek::{V3_INNER, deepseek_v3, grouped_experts_of_v3};
-use super::glm4_moe_lite::with_experts_by_type;
+use super::deepseek::{V3_INNER, deepseek_v3, grouped_experts_of_v3, with_experts_by_type};
 use crate::LoadError;
 use crate::fields::{Fields, MAX_POSITIONS};
 use crate::spec::Spec;

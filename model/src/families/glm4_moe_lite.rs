@@ -1,12 +1,10 @@
 //! GLM-4.7-Flash (GLM Team 2026): latent attention and experts as in DeepSeek-V3.
 
-use serde_json::Value;
-
 use super::decoder::Choice;
-use super::deepseek::{Grouped, deepseek, grouped_experts};
+use super::deepseek::{Grouped, deepseek, grouped_experts, with_experts_by_type};
 use crate::LoadError;
 use crate::fields::Fields;
-use crate::spec::{ExpertsSpec, Spec};
+use crate::spec::Spec;
 
 // Defaults of transformers' `Glm4MoeLiteConfig`.
 const EPS: f64 = 1e-5;
@@ -31,36 +29,4 @@ pub fn glm4_moe_lite(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     spec.norm.eps = fields.number("rms_norm_eps", 0.0..=1.0, Some(EPS))? as f32;
     with_experts_by_type(fields, &mut spec, (experts, inner_size))?;
     Ok(spec)
-}
-
-/// Gives the layers that `mlp_layer_types` says these experts, of this size, and the others a dense network.
-pub(super) fn with_experts_by_type(
-    fields: &Fields<'_>,
-    spec: &mut Spec,
-    (experts, inner_size): (ExpertsSpec, usize),
-) -> Result<(), LoadError> {
-    if fields.is_absent("mlp_layer_types") {
-        return Ok(());
-    }
-    let dense_size = fields.size("intermediate_size", 1 << 20, None)?;
-    for (layer, is_sparse) in spec.layers.iter_mut().zip(sparse(fields)?) {
-        let network = &mut layer.feed_forward;
-        (network.experts, network.inner_size) =
-            if is_sparse { (Some(experts), inner_size) } else { (None, dense_size) };
-    }
-    Ok(())
-}
-
-/// Whether each layer has experts, from `mlp_layer_types`.
-fn sparse(fields: &Fields<'_>) -> Result<Vec<bool>, LoadError> {
-    const FIELD: &str = "mlp_layer_types";
-    let layers = fields.size("num_hidden_layers", 4096, None)?;
-    let wrong = || fields.wrong(FIELD, format!("dense or sparse for each of {layers} layers"));
-    let kinds = fields.get(FIELD).and_then(Value::as_array).filter(|kinds| kinds.len() >= layers);
-    let is_sparse = |kind: &Value| match kind.as_str() {
-        Some("sparse") => Ok(true),
-        Some("dense") => Ok(false),
-        _ => Err(wrong()),
-    };
-    kinds.ok_or_else(wrong)?[..layers].iter().map(is_sparse).collect()
 }

@@ -5,8 +5,7 @@ use serde_json::{Map, Value, json};
 use skein_kernels::cpu::rope::Rotation;
 
 use super::decoder::{Choice, of_type, taps};
-use super::deepseek::{self, Grouped, deepseek, grouped_experts};
-use super::glm4_moe_lite::with_experts_by_type;
+use super::deepseek::{self, Grouped, deepseek, grouped_experts, with_experts_by_type};
 use crate::LoadError;
 use crate::fields::Fields;
 use crate::rope::object;
