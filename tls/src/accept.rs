@@ -1,0 +1,89 @@
+//! The server's side of a handshake, bounded in time, with an answer for clients that do not speak TLS.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::server::ServerTls;
+
+/// Longest handshake, from the connection to its end.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Type of the record that begins every TLS connection.
+const HANDSHAKE_RECORD: u8 = 22;
+/// Most of a plain request that is read before the connection is closed. A connection closed with unread bytes
+/// is reset, and the client may never see the answer.
+const MAX_DISCARDED_BYTES: u64 = 64 << 10;
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What a client that speaks HTTP/1.1 without TLS is told.
+const PLAIN_REFUSED: &[u8] = b"HTTP/1.1 400 Bad Request\r\n\
+content-type: text/plain; charset=utf-8\r\n\
+content-length: 61\r\n\
+connection: close\r\n\r\n\
+This port speaks HTTPS, not plain HTTP; use an https:// URL.\n";
+
+/// A connection is not served.
+#[derive(Debug, thiserror::Error)]
+pub enum AcceptError {
+    /// The first byte is none of TLS. A client that speaks HTTP has been told.
+    #[error("a client spoke {} to a TLS port; use an https:// URL", if *.http { "plain HTTP" } else { "something else" })]
+    Plain {
+        /// Whether it looked like HTTP/1.1.
+        http: bool,
+    },
+    /// Not done in time.
+    #[error("a client's TLS handshake took longer than {} s", HANDSHAKE_TIMEOUT.as_secs())]
+    TooSlow,
+    /// The handshake failed.
+    #[error("a client's TLS handshake failed: {0}")]
+    Failed(#[from] io::Error),
+}
+
+impl ServerTls {
+    /// Does the handshake with a client that has connected.
+    ///
+    /// # Errors
+    /// If the client does not complete it in time, shows no certificate where one is required, or speaks
+    /// something else.
+    pub async fn accept(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, AcceptError> {
+        match timeout(HANDSHAKE_TIMEOUT, self.accept_unbounded(stream)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(AcceptError::TooSlow),
+        }
+    }
+
+    async fn accept_unbounded(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, AcceptError> {
+        let mut first = [0; 1];
+        if stream.peek(&mut first).await? == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        match first[0] {
+            HANDSHAKE_RECORD => Ok(TlsAcceptor::from(self.current()).accept(stream).await?),
+            byte => {
+                let http = byte.is_ascii_uppercase();
+                if http {
+                    // The client may be gone already.
+                    let _ = refuse(stream).await;
+                }
+                Err(AcceptError::Plain { http })
+            }
+        }
+    }
+}
+
+async fn refuse(mut stream: TcpStream) -> io::Result<()> {
+    stream.write_all(PLAIN_REFUSED).await?;
+    stream.shutdown().await?;
+    let mut rest = stream.take(MAX_DISCARDED_BYTES);
+    let discarded = async {
+        let mut buffer = [0; 4096];
+        while rest.read(&mut buffer).await? > 0 {}
+        Ok(())
+    };
+    timeout(DISCARD_TIMEOUT, discarded).await.unwrap_or(Ok(()))
+}

@@ -1,0 +1,25 @@
+//! TLS from PEM files. [`ServerTls`] is what a listener shows, [`ClientTls`] what a client trusts and shows,
+//! [`ClusterTls`] both for the hops inside a cluster. Clones share their certificates, and
+//! [`ServerTls::reload`] replaces them for new connections; open connections keep theirs.
+//!
+//! Knows files, rustls and sockets. Knows nothing of settings, requests or tasks.
+
+mod accept;
+mod client;
+mod cluster;
+mod error;
+mod handshake;
+mod identity;
+mod pem;
+mod provider;
+mod reloading;
+mod roots;
+mod server;
+
+pub use accept::{AcceptError, HANDSHAKE_TIMEOUT};
+pub use client::{ClientFiles, ClientTls};
+pub use cluster::{CLUSTER_NAME, ClusterFiles, ClusterTls};
+pub use error::TlsError;
+pub use handshake::HandshakeError;
+pub use identity::IdentityFiles;
+pub use server::{ClientCertificates, ServerFiles, ServerTls};

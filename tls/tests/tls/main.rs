@@ -1,0 +1,8 @@
+//! The crate over files and loopback.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod files;
+mod handshakes;
+#[path = "../../../tests/src/pki.rs"]
+mod pki;
