@@ -6,3 +6,4 @@ mod files;
 mod handshakes;
 #[path = "../../../tests/src/pki.rs"]
 mod pki;
+mod ports;
