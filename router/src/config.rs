@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use skein_choice::policy::Policy;
+use skein_node::supervisor::Secret;
 use skein_text::sources::TextSources;
+use skein_tls::PortTls;
 
 /// Effective settings of one router process.
 #[derive(Debug, Clone)]
 pub struct RouterConfig {
-    /// Address of HTTP and gRPC, one port for both (HTTP/1.1 and h2c).
+    /// Address of HTTP and gRPC, one port for both (HTTP/1.1 and HTTP/2).
     pub listen: SocketAddr,
     /// Hugging Face directory with tokenizer.json, chat template and generation_config.json.
     pub model: PathBuf,
@@ -20,6 +22,10 @@ pub struct RouterConfig {
     pub served_model_names: Vec<String>,
     /// A path below which the API is served too, for a proxy that passes it on; empty = none.
     pub root_path: String,
+    /// TLS of that port.
+    pub tls: PortTls,
+    /// Secret of the cluster, by which gateways are known; `None` = there is none.
+    pub cluster_secret: Option<Secret>,
     /// Keys that open the API; an empty list opens it to all.
     pub api_keys: Vec<String>,
     /// Key that also opens what changes the server for all clients. Without one, only a server without keys
@@ -78,6 +84,8 @@ impl RouterConfig {
             served_model_names: served_model_names.into_iter().map(Into::into).collect(),
             text: TextSources::default(),
             root_path: String::new(),
+            tls: PortTls::default(),
+            cluster_secret: None,
             api_keys: Vec::new(),
             admin_api_key: None,
             admission: AdmissionConfig::default(),

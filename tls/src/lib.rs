@@ -19,7 +19,7 @@ mod server;
 mod wire;
 
 pub use accept::{AcceptError, HANDSHAKE_TIMEOUT};
-pub use client::{ClientFiles, ClientTls};
+pub use client::{ClientFiles, ClientStream, ClientTls};
 pub use cluster::{CLUSTER_NAME, ClusterFiles, ClusterTls};
 pub use error::TlsError;
 pub use handshake::HandshakeError;

@@ -4,6 +4,7 @@
 
 mod constraint;
 mod drain;
+mod incoming;
 mod local;
 mod model_facts;
 mod serve;
