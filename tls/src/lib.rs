@@ -5,6 +5,7 @@
 //! Knows files, rustls and sockets. Knows nothing of settings, requests or tasks.
 
 mod accept;
+mod blocking;
 mod client;
 mod cluster;
 mod error;
@@ -17,6 +18,7 @@ mod roots;
 mod server;
 
 pub use accept::{AcceptError, HANDSHAKE_TIMEOUT};
+pub use blocking::TlsSocket;
 pub use client::{ClientFiles, ClientTls};
 pub use cluster::{CLUSTER_NAME, ClusterFiles, ClusterTls};
 pub use error::TlsError;

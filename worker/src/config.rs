@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use skein_node::supervisor::Secret;
+use skein_tls::ClusterFiles;
 
 use crate::backend::fake::StepCost;
 use crate::draft::Speculate;
@@ -203,6 +204,8 @@ pub struct NodesConfig {
     pub leader: String,
     /// Shared secret that admits nodes.
     pub secret: GroupSecret,
+    /// This node's certificate, which encrypts the connections between nodes and admits them.
+    pub tls: Option<ClusterFiles>,
     /// Settings that must be equal on all nodes.
     pub settings: Vec<Setting>,
 }
@@ -210,7 +213,7 @@ pub struct NodesConfig {
 impl Default for NodesConfig {
     fn default() -> Self {
         let (leader, secret) = (String::new(), GroupSecret::default());
-        Self { count: 1, rank: 0, leader, secret, settings: Vec::new() }
+        Self { count: 1, rank: 0, leader, secret, tls: None, settings: Vec::new() }
     }
 }
 

@@ -53,7 +53,7 @@ fn nodes(settings: &mut Settings, variable: impl Fn(&str) -> Option<String>) -> 
              process joins the group",
         );
     }
-    NodesConfig { count, rank, leader, secret: GroupSecret(secret), settings: Vec::new() }
+    NodesConfig { count, rank, leader, secret: GroupSecret(secret), tls: None, settings: Vec::new() }
 }
 
 fn address(given: &str) -> Result<String, String> {

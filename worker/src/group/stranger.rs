@@ -3,7 +3,9 @@
 use std::net::{IpAddr, SocketAddr, TcpStream};
 
 use ring::hmac;
+use skein_tls::ClusterTls;
 
+use super::connection::Connection;
 use super::hello::{Challenge, Hello, NONCE, parsed, random, signed};
 use super::wire::{Incoming, Kind, Outgoing, split};
 
@@ -41,13 +43,13 @@ struct Claim {
 }
 
 impl Stranger {
-    /// A new connection.
+    /// A new connection, over which the other end must shake hands for `tls` first.
     ///
     /// # Errors
     /// If the socket cannot be configured.
-    pub fn new(stream: TcpStream, from: SocketAddr) -> std::io::Result<Self> {
+    pub fn new(stream: TcpStream, from: SocketAddr, tls: Option<&ClusterTls>) -> std::io::Result<Self> {
         let own_address = stream.local_addr()?.ip();
-        let (incoming, outgoing) = split(stream)?;
+        let (incoming, outgoing) = split(Connection::accepted(stream, tls)?)?;
         incoming.set_nonblocking(true)?;
         Ok(Self { from, own_address, incoming, outgoing, claim: None })
     }
