@@ -1,12 +1,15 @@
 //! The server's side of a handshake, bounded in time, with an answer for clients that do not speak TLS.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::ServerConfig;
+use rustls::server::Acceptor;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::server::ServerTls;
@@ -33,7 +36,7 @@ pub enum AcceptError {
     /// The first byte is none of TLS. A client that speaks HTTP has been told.
     #[error("a client spoke {} to a TLS port; use an https:// URL", if *.http { "plain HTTP" } else { "something else" })]
     Plain {
-        /// Whether it looked like HTTP/1.1.
+        /// Whether it looked like HTTP.
         http: bool,
     },
     /// Not done in time.
@@ -51,32 +54,58 @@ impl ServerTls {
     /// If the client does not complete it in time, shows no certificate where one is required, or speaks
     /// something else.
     pub async fn accept(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, AcceptError> {
-        match timeout(HANDSHAKE_TIMEOUT, self.accept_unbounded(stream)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(AcceptError::TooSlow),
-        }
-    }
-
-    async fn accept_unbounded(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, AcceptError> {
-        let mut first = [0; 1];
-        if stream.peek(&mut first).await? == 0 {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-        match first[0] {
-            HANDSHAKE_RECORD => Ok(TlsAcceptor::from(self.current()).accept(stream).await?),
-            byte => {
-                let http = byte.is_ascii_uppercase();
-                if http {
-                    // The client may be gone already.
-                    let _ = refuse(stream).await;
-                }
-                Err(AcceptError::Plain { http })
+        bounded(async {
+            if first_byte(&stream).await? != HANDSHAKE_RECORD {
+                return Err(refuse(stream).await);
             }
-        }
+            handshake(stream, |_| self.current()).await
+        })
+        .await
     }
 }
 
-async fn refuse(mut stream: TcpStream) -> io::Result<()> {
+pub(crate) async fn bounded<T>(
+    accepting: impl Future<Output = Result<T, AcceptError>>,
+) -> Result<T, AcceptError> {
+    timeout(HANDSHAKE_TIMEOUT, accepting).await.unwrap_or(Err(AcceptError::TooSlow))
+}
+
+pub(crate) async fn begins_with_tls(stream: &TcpStream) -> Result<bool, AcceptError> {
+    Ok(first_byte(stream).await? == HANDSHAKE_RECORD)
+}
+
+async fn first_byte(stream: &TcpStream) -> Result<u8, AcceptError> {
+    let mut first = [0; 1];
+    match stream.peek(&mut first).await? {
+        0 => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+        _ => Ok(first[0]),
+    }
+}
+
+/// The handshake with a configuration for the name that the client asks for.
+pub(crate) async fn handshake(
+    stream: TcpStream,
+    choose: impl FnOnce(Option<&str>) -> Arc<ServerConfig>,
+) -> Result<TlsStream<TcpStream>, AcceptError> {
+    let begun = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+    let config = choose(begun.client_hello().server_name());
+    Ok(begun.into_stream(config).await?)
+}
+
+/// Answers a client that does not speak TLS, if it can understand the answer.
+pub(crate) async fn refuse(stream: TcpStream) -> AcceptError {
+    let http = match first_byte(&stream).await {
+        Ok(byte) => byte.is_ascii_uppercase(),
+        Err(error) => return error,
+    };
+    if http {
+        // The client may be gone already.
+        let _ = say_https(stream).await;
+    }
+    AcceptError::Plain { http }
+}
+
+async fn say_https(mut stream: TcpStream) -> io::Result<()> {
     stream.write_all(PLAIN_REFUSED).await?;
     stream.shutdown().await?;
     let mut rest = stream.take(MAX_DISCARDED_BYTES);

@@ -45,6 +45,13 @@ pub struct ServerFiles {
 #[derive(Clone)]
 pub struct ServerTls(Arc<Reloading<ServerConfig>>);
 
+/// Whether both share one certificate.
+impl PartialEq for ServerTls {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 impl std::fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("ServerTls")

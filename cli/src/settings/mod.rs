@@ -8,6 +8,7 @@ mod discovery;
 mod engine;
 #[cfg(feature = "worker")]
 mod fake;
+mod guards;
 mod otlp;
 #[cfg(feature = "worker")]
 mod precision;
@@ -30,6 +31,7 @@ pub use discovery::{DiscoverySettings, RegistrationSettings};
 pub use engine::EngineSettings;
 #[cfg(feature = "worker")]
 pub use fake::FakeSettings;
+pub use guards::Guards;
 pub use otlp::{FLUSH_TRACES, OtlpSettings};
 #[cfg(feature = "worker")]
 pub use ranks::ranks_here;

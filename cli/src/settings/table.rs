@@ -43,6 +43,7 @@ pub const RUN_BATCH: u8 = 64;
 const FRONT: u8 = SERVE | ROUTER | GATEWAY;
 const COMPUTE: u8 = SERVE | WORKER | BENCH | RUN_BATCH;
 const TRACED: u8 = SERVE | ROUTER | WORKER | GATEWAY;
+const NODES: u8 = SERVE | ROUTER | WORKER | GATEWAY;
 const ALL: u8 = SERVE | ROUTER | WORKER | RUN | BENCH | GATEWAY | RUN_BATCH;
 
 const API: &str = "API";
@@ -52,6 +53,7 @@ const ROUTERS: &str = "Routers";
 /// Heading of the settings that only a router before OpenAI workers has.
 pub const UPSTREAM: &str = "OpenAI workers";
 const CLUSTER: &str = "Cluster";
+const TLS: &str = "TLS";
 const GPU: &str = "GPU";
 const FAKE: &str = "Fake device";
 const LIMITS: &str = "Limits";
@@ -318,6 +320,71 @@ pub const FLAGS: &[Flag] = &[
         API,
         WORKER,
         "Address of the worker's gRPC service; port 0 = any free one",
+    ),
+    one(
+        "tls-cert",
+        None,
+        "FILE",
+        TLS,
+        NODES,
+        "PEM file of the certificate that this process shows to clients, with its issuers; the port then speaks HTTPS",
+    ),
+    one("tls-key", None, "FILE", TLS, NODES, "PEM file of its private key [default: --tls-cert has it]"),
+    one(
+        "tls-client-ca",
+        None,
+        "FILE",
+        TLS,
+        NODES,
+        "PEM file of the CA whose certificates clients must show [default: clients need none]",
+    ),
+    one(
+        "tls-client-certs",
+        Some("required"),
+        "required|optional|none",
+        TLS,
+        NODES,
+        "With --tls-client-ca: whether clients must show a certificate",
+    ),
+    one(
+        "cluster-ca",
+        None,
+        "FILE",
+        CLUSTER,
+        NODES,
+        "PEM file of the cluster's CA: gateways, routers and workers speak mutual TLS with each other (see skein certs)",
+    ),
+    one(
+        "cluster-cert",
+        None,
+        "FILE",
+        CLUSTER,
+        NODES,
+        "PEM file of this node's certificate, issued by --cluster-ca",
+    ),
+    one("cluster-key", None, "FILE", CLUSTER, NODES, "PEM file of its private key"),
+    one(
+        "cluster-secret-file",
+        None,
+        "FILE",
+        CLUSTER,
+        NODES,
+        "File with a secret that all gateways, routers and workers share, where TLS is not wanted or in addition",
+    ),
+    secret(one(
+        "cluster-secret",
+        None,
+        "SECRET",
+        CLUSTER,
+        NODES,
+        "The secret itself; better in SKEIN_CLUSTER_SECRET or a file, because other users can see command lines",
+    )),
+    switch(
+        "insecure-cluster",
+        "false",
+        CLUSTER,
+        SERVE | WORKER,
+        "Let a worker listen on the network without certificates or a secret: anyone who reaches it can use it",
     ),
     one(
         "workers",

@@ -7,3 +7,4 @@ mod files;
 mod handshakes;
 #[path = "../../../tests/src/pki.rs"]
 mod pki;
+mod ports;

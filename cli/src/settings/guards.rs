@@ -1,0 +1,136 @@
+//! What guards a process' ports and its hops to other processes of the cluster: certificates, and a secret.
+//! Files are read here, so that all that is wrong with them is reported with the other problems.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use skein_node::config::{Origin, Settings, one_of, text};
+use skein_node::supervisor::Secret;
+use skein_tls::{
+    ClientCertificates, ClusterFiles, ClusterTls, IdentityFiles, PortTls, ServerFiles, ServerTls,
+};
+
+/// Largest file of a secret, which is read whole.
+const MAX_SECRET_BYTES: u64 = 64 << 10;
+/// The cluster's identity: all of them or none.
+const IDENTITY: [&str; 3] = ["cluster-ca", "cluster-cert", "cluster-key"];
+
+/// Certificates and the secret of this process.
+#[derive(Debug, Clone, Default)]
+pub struct Guards {
+    /// What ports show to clients.
+    pub clients: Option<ServerTls>,
+    /// This node's identity towards other nodes.
+    pub cluster: Option<ClusterTls>,
+    /// Its files, for what reads them itself.
+    pub cluster_files: Option<ClusterFiles>,
+    /// The secret that processes of the cluster share.
+    pub secret: Option<Secret>,
+    clients_must_show: bool,
+}
+
+impl Guards {
+    /// Reads the settings; problems are recorded in `settings`.
+    pub fn read(settings: &mut Settings) -> Self {
+        let files = listener(settings);
+        let clients_must_show = files.as_ref().is_some_and(|files| {
+            files.client_ca.is_some() && files.client_certificates == ClientCertificates::Required
+        });
+        let clients = files.and_then(|files| {
+            let read = ServerTls::read(&files);
+            read.map_err(|error| settings.problem(format!("--tls-cert: {error}"))).ok()
+        });
+        let cluster_files = identity(settings);
+        let cluster = cluster_files.as_ref().and_then(|files| {
+            let read = ClusterTls::read(files);
+            read.map_err(|error| settings.problem(format!("--cluster-cert: {error}"))).ok()
+        });
+        Self { clients, cluster, cluster_files, secret: secret(settings), clients_must_show }
+    }
+
+    /// TLS of a port for clients, which nodes may use, too.
+    pub fn front_port(&self) -> PortTls {
+        let nodes = self.cluster.as_ref().map(|cluster| cluster.server.clone());
+        PortTls { clients: self.clients.clone(), nodes, plain_clients: true }
+    }
+
+    /// TLS of a port for nodes.
+    pub fn node_port(&self) -> PortTls {
+        PortTls { plain_clients: false, ..self.front_port() }
+    }
+
+    /// Refuses that a worker listens on the network without a lock. Without a certificate of its clients or a
+    /// secret, whoever reaches its port can use the model and read streams.
+    pub fn check_worker(&self, settings: &mut Settings, listen: SocketAddr) {
+        let is_locked = self.secret.is_some() || self.cluster.is_some() || self.clients_must_show;
+        if is_locked || listen.ip().is_loopback() || settings.switch("insecure-cluster") {
+            return;
+        }
+        settings.problem(format!(
+            "--listen {listen}: anyone who reaches this port could use the model and read its streams. Give \
+             --cluster-ca, --cluster-cert and --cluster-key (`skein certs` makes them), or --cluster-secret-file, the \
+             same on routers; --insecure-cluster allows it where only routers reach the port"
+        ));
+    }
+}
+
+fn listener(settings: &mut Settings) -> Option<ServerFiles> {
+    let mut path = |name| settings.value(name, text).map(PathBuf::from);
+    let (cert, key, client_ca) = (path("tls-cert"), path("tls-key"), path("tls-client-ca"));
+    let kinds = [
+        ("required", Some(ClientCertificates::Required)),
+        ("optional", Some(ClientCertificates::Optional)),
+        ("none", None),
+    ];
+    let client_certificates = settings.value("tls-client-certs", one_of(&kinds)).flatten();
+    let Some(cert) = cert else {
+        for name in ["tls-key", "tls-client-ca", "tls-client-certs"] {
+            if is_given(settings, name) {
+                settings
+                    .problem(format!("--{name}: applies only with --tls-cert; give it, or leave this out"));
+            }
+        }
+        return None;
+    };
+    if client_ca.is_none() && is_given(settings, "tls-client-certs") && client_certificates.is_some() {
+        settings.problem("--tls-client-certs: needs --tls-client-ca, the CA that has issued them");
+    }
+    Some(ServerFiles {
+        identity: IdentityFiles { key: key.unwrap_or_else(|| cert.clone()), cert },
+        client_ca: client_ca.filter(|_| client_certificates.is_some()),
+        client_certificates: client_certificates.unwrap_or_default(),
+    })
+}
+
+fn identity(settings: &mut Settings) -> Option<ClusterFiles> {
+    let missing: Vec<_> = IDENTITY.into_iter().filter(|name| !is_given(settings, name)).collect();
+    if !missing.is_empty() && missing.len() < IDENTITY.len() {
+        let missing: Vec<_> = missing.iter().map(|name| format!("--{name}")).collect();
+        settings.problem(format!(
+            "--cluster-ca, --cluster-cert and --cluster-key belong together; {} is missing",
+            missing.join(" and ")
+        ));
+    }
+    let [ca, cert, key] = IDENTITY.map(|name| settings.value(name, text).map(PathBuf::from));
+    Some(ClusterFiles { ca: ca?, identity: IdentityFiles { cert: cert?, key: key? } })
+}
+
+fn secret(settings: &mut Settings) -> Option<Secret> {
+    let from_file = settings.value("cluster-secret-file", |path| {
+        let size = std::fs::metadata(path).map_err(|error| format!("cannot read {path}: {error}"))?.len();
+        if size > MAX_SECRET_BYTES {
+            return Err(format!("{path} has {size} bytes; at most {MAX_SECRET_BYTES} are read"));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?;
+        Secret::given(&text).map_err(|why| format!("{path}: {why}"))
+    });
+    let itself = settings.value("cluster-secret", Secret::given);
+    if from_file.is_some() && itself.is_some() {
+        settings.problem("--cluster-secret and --cluster-secret-file: leave one of them out");
+    }
+    from_file.or(itself)
+}
+
+fn is_given(settings: &Settings, name: &str) -> bool {
+    settings.origin(name) != &Origin::Default
+}
