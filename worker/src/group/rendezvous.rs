@@ -218,7 +218,10 @@ fn greet(
     let challenge: Challenge = parsed(&next(&mut incoming, Kind::Challenge).map_err(lost)?).map_err(lost)?;
     let key = lock.key();
     if hmac::verify(&key, &signed("leader", own, &challenge.nonce), &challenge.proof).is_err() {
-        let why = format!("node 0 at {leader} has a different --group-secret than node {}", own.node);
+        let why = format!(
+            "node 0 at {leader} has a different --group-secret or cluster secret than node {}",
+            own.node
+        );
         let _ = outgoing.send(Kind::Refused, why.as_bytes());
         return Err(NotJoined::Refused(why));
     }
@@ -324,7 +327,7 @@ mod tests {
                 "secret",
                 ["node 1 has --block-size 32", "node 0 has 16"],
             ),
-            (hello(1), "guess", ["node 0 at", "a different --group-secret than node 1"]),
+            (hello(1), "guess", ["node 0 at", "a different --group-secret or cluster secret than node 1"]),
         ] {
             let (outcome, took) = joining(&node, secret);
             let Err(NotJoined::Refused(why)) = outcome else { panic!("{outcome:?}") };
@@ -349,7 +352,7 @@ mod tests {
                 Err(why) => break why,
             }
         };
-        assert_eq!(refused, "node 1 has a different --group-secret than node 0");
+        assert_eq!(refused, "node 1 has a different --group-secret or cluster secret than node 0");
         assert_eq!(incoming.receive(MESSAGE_TIMEOUT).unwrap().unwrap().0, Kind::Challenge);
         assert_eq!(incoming.receive(MESSAGE_TIMEOUT).unwrap().unwrap().0, Kind::Refused);
     }

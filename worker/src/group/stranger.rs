@@ -113,7 +113,10 @@ impl Claim {
     /// Why a node with this proof may not join; `None` if it may.
     fn refusal(&self, proof: &[u8], own: &Hello, key: &hmac::Key) -> Option<String> {
         match hmac::verify(key, &signed("node", &self.hello, &self.nonce), proof) {
-            Err(_) => Some(format!("node {} has a different --group-secret than node 0", self.hello.node)),
+            Err(_) => Some(format!(
+                "node {} has a different --group-secret or cluster secret than node 0",
+                self.hello.node
+            )),
             Ok(()) => self.hello.refusal(own),
         }
     }

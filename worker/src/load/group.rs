@@ -55,6 +55,12 @@ pub(super) fn lead(
 ) -> Result<Group, WorkerError> {
     let command = rank_command(config)?;
     let lock = lock(config)?;
+    if lock.tls.is_some() && work.device == DeviceKind::Cuda {
+        tracing::warn!(
+            "certificates encrypt what nodes exchange through this process; NCCL's connections between GPUs on different nodes \
+             stay in the clear, so keep them on a network of their own (NCCL_SOCKET_IFNAME)"
+        );
+    }
     let others = gather_nodes(config, &topology, &lock)?;
     let cannot = |error: std::io::Error| stopped(format!("cannot start {} ranks: {error}", topology.ranks()));
     let step_bytes = work.cpu.max_rows as usize * spec.hidden_size * size_of::<f32>();
