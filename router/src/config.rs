@@ -20,6 +20,8 @@ pub struct RouterConfig {
     pub served_model_names: Vec<String>,
     /// A path below which the API is served too, for a proxy that passes it on; empty = none.
     pub root_path: String,
+    /// A port of its own for metrics and health, in plain HTTP without keys; `None` = both are on `listen`.
+    pub metrics: Option<SocketAddr>,
     /// Keys that open the API; an empty list opens it to all.
     pub api_keys: Vec<String>,
     /// Key that also opens what changes the server for all clients. Without one, only a server without keys
@@ -78,6 +80,7 @@ impl RouterConfig {
             served_model_names: served_model_names.into_iter().map(Into::into).collect(),
             text: TextSources::default(),
             root_path: String::new(),
+            metrics: None,
             api_keys: Vec::new(),
             admin_api_key: None,
             admission: AdmissionConfig::default(),

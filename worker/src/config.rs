@@ -22,6 +22,10 @@ pub struct WorkerConfig {
     pub served_model_name: String,
     /// Address of the gRPC service; port 0 lets the system choose.
     pub listen: SocketAddr,
+    /// A port of its own for metrics and health, in plain HTTP without certificates and secrets; `None` = `listen`
+    /// has both.
+    #[serde(skip)]
+    pub metrics: Option<SocketAddr>,
     /// Bearer token that every call must carry; `None` = calls need no token.
     #[serde(skip)]
     pub secret: Option<Secret>,
@@ -73,6 +77,7 @@ impl WorkerConfig {
             model: model.into(),
             served_model_name: served_model_name.into(),
             listen: ([127, 0, 0, 1], 0).into(),
+            metrics: None,
             secret: None,
             backend: BackendKind::Auto,
             precision: Precision::default(),

@@ -12,6 +12,7 @@ use skein_router::batch::jobs::MAX_RECORDS;
 use skein_router::config::{AdmissionConfig, BatchLimits, RecoveryConfig, RequestLimits, RouterConfig};
 use skein_text::sources::TextSources;
 
+use super::metrics_port;
 use super::text_sources::{root_path, text_sources};
 
 /// Upper bound for all durations.
@@ -54,7 +55,9 @@ impl FrontSettings {
             .unwrap_or(defaults.limits.request_timeout);
         let logprobs = small(settings, "max-logprobs", 0, defaults.limits.logprobs);
         let logprobs = logprobs.unwrap_or(defaults.limits.logprobs);
+        let metrics = metrics_port(settings, &host);
         let router = RouterConfig {
+            metrics,
             api_keys,
             admin_api_key,
             allowed_origins: settings.list("allowed-origins", origins).concat(),

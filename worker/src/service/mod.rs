@@ -5,6 +5,7 @@
 mod constraint;
 mod drain;
 mod local;
+mod metrics_port;
 mod model_facts;
 mod serve;
 mod server;

@@ -16,7 +16,7 @@ use skein_proto::worker::v1::worker_server::WorkerServer;
 use skein_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_stream::{Stream, StreamExt};
 use tonic::service::{InterceptorLayer, Routes};
 use tonic::transport::server::TcpIncoming;
@@ -25,6 +25,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::WorkerService;
+use super::metrics_port::{self, Readiness};
 use crate::config::WorkerConfig;
 use crate::error::WorkerError;
 use crate::metrics::Metrics;
@@ -47,6 +48,9 @@ pub(super) struct Server {
     health: HealthReporter,
     stop: oneshot::Sender<()>,
     task: AbortOnDrop,
+    readiness: Readiness,
+    /// The port of its own for metrics and health, if there is one.
+    _metrics: JoinSet<()>,
 }
 
 struct AbortOnDrop(JoinHandle<()>);
@@ -59,7 +63,7 @@ impl Drop for AbortOnDrop {
 
 /// Incoming connections. When one cannot be accepted, tonic tries the next at once. Out of file descriptors
 /// that is a silent busy loop, so this logs the error and pauses.
-fn connections(listener: TcpListener) -> impl Stream<Item = std::io::Result<TcpStream>> {
+pub(super) fn connections(listener: TcpListener) -> impl Stream<Item = std::io::Result<TcpStream>> {
     TcpIncoming::from(listener).with_nodelay(Some(true)).then(|accepted| async {
         if let Err(error) = &accepted {
             tracing::warn!(%error, "cannot accept a connection");
@@ -70,7 +74,7 @@ fn connections(listener: TcpListener) -> impl Stream<Item = std::io::Result<TcpS
 }
 
 /// Handler of `GET /metrics`.
-async fn scrape(State(metrics): State<Arc<Metrics>>, headers: HeaderMap) -> impl IntoResponse {
+pub(super) async fn scrape(State(metrics): State<Arc<Metrics>>, headers: HeaderMap) -> impl IntoResponse {
     let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
     ([(CONTENT_TYPE, format.content_type())], metrics.encode(format))
 }
@@ -88,7 +92,7 @@ fn with_secret(secret: &Secret, call: Request<()>) -> Result<Request<()>, Status
 }
 
 /// All routes, and what sets the health that one of them answers.
-fn routes(service: WorkerService, metrics: Arc<Metrics>) -> (HealthReporter, Routes) {
+fn routes(config: &WorkerConfig, service: WorkerService, metrics: Arc<Metrics>) -> (HealthReporter, Routes) {
     let (health, health_service) = tonic_health::server::health_reporter();
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
@@ -99,8 +103,11 @@ fn routes(service: WorkerService, metrics: Arc<Metrics>) -> (HealthReporter, Rou
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let routes = Routes::new(worker).add_service(health_service).add_service(reflection);
-    let metrics = get(scrape).with_state(metrics);
-    (health, Routes::from(routes.into_axum_router().route("/metrics", metrics)))
+    let mut routes = routes.into_axum_router();
+    if config.metrics.is_none() {
+        routes = routes.route("/metrics", get(scrape).with_state(metrics));
+    }
+    (health, Routes::from(routes))
 }
 
 type Serving = Pin<Box<dyn Future<Output = Result<(), tonic::transport::Error>> + Send>>;
@@ -145,7 +152,9 @@ impl Server {
         let failed = |source| WorkerError::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let (health, routes) = routes(service, metrics);
+        let readiness = Readiness::default();
+        let own_port = metrics_port::open(config.metrics, &metrics, &readiness).await?;
+        let (health, routes) = routes(config, service, metrics);
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = serving(config, routes, listener, stopped);
         let task = AbortOnDrop(tokio::spawn(async move {
@@ -153,13 +162,14 @@ impl Server {
                 tracing::error!(%error, "the gRPC server ended");
             }
         }));
-        let server = Self { address, health, stop, task };
+        let server = Self { address, health, stop, task, readiness, _metrics: own_port };
         server.say(ServingStatus::NotServing).await;
         Ok(server)
     }
 
     /// Sets the health status of the whole process and of the service.
     pub async fn say(&self, status: ServingStatus) {
+        self.readiness.set(status == ServingStatus::Serving);
         self.health.set_service_status("", status).await;
         self.health.set_service_status("skein.worker.v1.Worker", status).await;
     }
