@@ -18,7 +18,7 @@ use skein_router::app::App;
 use skein_router::batch::jobs::{self, Store};
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::RouterConfig;
-use skein_router::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
+use skein_router::links::transport::{Connector, Grpc, Transport};
 use skein_text::TextError;
 use skein_text::files::TextFiles;
 use skein_text::model_text::ModelText;
@@ -120,12 +120,12 @@ pub async fn trace_start(
 }
 
 /// Logs the URL for clients once the first member of `cluster` accepts requests.
-pub fn say_when_ready(cluster: &Cluster, model: &str, listen: SocketAddr) {
+pub fn say_when_ready(cluster: &Cluster, model: &str, url: String) {
     let (cluster, model) = (cluster.clone(), model.to_owned());
     tokio::spawn(async move {
         if cluster.wait_ready(Duration::MAX).await.is_ok() {
             let seconds = clock::now().since_start().as_secs_f64();
-            tracing::info!(model, url = %format_args!("http://{listen}/v1"), seconds, "ready");
+            tracing::info!(model, url, seconds, "ready");
         }
     });
 }
@@ -140,19 +140,11 @@ pub fn router_config(front: FrontSettings, served: &Served, listen: SocketAddr) 
     }
 }
 
-/// Starts a router's core over `changes`. Also returns the cluster, for its status.
-///
-/// # Errors
-/// If the model's tokenizer or chat template cannot be used.
-pub async fn start(config: RouterConfig, changes: mpsc::Receiver<Change>) -> Result<(App, Cluster), Failure> {
-    start_with(config, changes, Arc::new(Grpc)).await
-}
-
 /// Starts the core of a router over the workers of `supervisor`, which replaces workers that the router gives
 /// up.
 ///
 /// # Errors
-/// As [`start`].
+/// As [`start_with`].
 pub async fn start_over(
     supervisor: &Supervisor,
     config: RouterConfig,
@@ -166,10 +158,11 @@ pub async fn start_over(
     Ok((app, cluster))
 }
 
-/// [`start`] with another transport to the members.
+/// Starts a router's core over `changes`, whose members `connector` reaches. Also returns the cluster, for its
+/// status.
 ///
 /// # Errors
-/// As [`start`].
+/// If the model's tokenizer or chat template cannot be used.
 pub async fn start_with(
     config: RouterConfig,
     changes: mpsc::Receiver<Change>,
@@ -234,7 +227,7 @@ impl Connector for SupervisedWorkers {
         Box::pin(async move {
             let gone = || "the worker there has ended".to_owned();
             let secret = self.secrets.of(address).ok_or_else(gone)?;
-            let way = GrpcWithKey::new(secret.expose()).ok_or("its secret is not printable ASCII")?;
+            let way = Grpc::default().with_key(secret.expose()).ok_or("its secret is not printable ASCII")?;
             way.connect(address).await
         })
     }

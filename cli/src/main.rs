@@ -11,6 +11,7 @@ mod arguments;
 mod banner;
 #[cfg(feature = "worker")]
 mod bench;
+mod certificates;
 mod certs;
 mod exit;
 mod front;

@@ -22,6 +22,7 @@ use skein_worker::config::BackendKind;
 use tokio::sync::mpsc;
 
 use crate::banner::{Banner, Capacity};
+use crate::certificates;
 use crate::exit::{Failure, USAGE};
 use crate::front::{self, Named, Served};
 use crate::model;
@@ -120,7 +121,9 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     supervisor.kill_after(shutdown.forced());
     let supervisor = Arc::new(supervisor);
 
-    let has_key = !front.router.api_keys.is_empty();
+    let (scheme, has_key) = (front.scheme(), !front.router.api_keys.is_empty());
+    // SIGHUP means to read the model again.
+    certificates::follow(&front.guards);
     let config = front::router_config(front, &served, listen);
     let starting = front::start_over(&supervisor, config, seen);
     let started = front::trace_start(served.name(), starting).await;
@@ -135,7 +138,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let swapping = tokio::spawn(swapper.run());
     app.swap_models(Arc::new(orders.clone()));
     let mut server = tokio::spawn(skein_router::serve::serve(listener, app, shutdown.requested()));
-    let welcome = Welcome { served, workers, threads, listen, has_key };
+    let welcome = Welcome { served, workers, threads, listen, scheme, has_key };
     let mut ended = None;
     let mut outcome = Ok(());
     tokio::select! {
@@ -243,6 +246,7 @@ struct Welcome {
     workers: usize,
     threads: usize,
     listen: SocketAddr,
+    scheme: &'static str,
     has_key: bool,
 }
 
@@ -300,13 +304,15 @@ impl Welcome {
                 backend,
                 capacity,
                 listen: self.listen,
+                scheme: self.scheme,
                 has_key: self.has_key,
                 seconds,
             };
             out!("{}", banner.text());
         } else {
-            let (model, workers, listen) = (self.served.name(), self.workers, self.listen);
-            tracing::info!(model, workers_ready, workers, url = %format_args!("http://{listen}/v1"), seconds, "ready");
+            let (model, workers, listen, scheme) =
+                (self.served.name(), self.workers, self.listen, self.scheme);
+            tracing::info!(model, workers_ready, workers, url = %format_args!("{scheme}://{listen}/v1"), seconds, "ready");
         }
     }
 }

@@ -8,6 +8,7 @@ use skein_node::config::{Origin, Settings, duration, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry::{self, LogOptions};
 
+use crate::certificates;
 use crate::exit::{Failure, USAGE};
 use crate::front;
 use crate::settings::table::{FLAGS, Flag, ROUTER, UPSTREAM};
@@ -82,7 +83,8 @@ pub async fn run(
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
-    let url = format!("http://{listen}/v1");
+    certificates::follow_with_hangups(&front.guards, &shutdown)?;
+    let url = front.url(listen);
     tracing::info!(url, workers = config.workers.len(), "router is listening");
     let upstreams = Upstreams::start(config);
     let starting = upstreams.clone();

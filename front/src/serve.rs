@@ -61,7 +61,7 @@ fn serve_boxed(
     shutdown: BoxFuture<'_, ()>,
 ) -> BoxFuture<'_, ()> {
     let shared = upstreams.0;
-    let idle_timeout = shared.config.router.idle_timeout;
+    let (idle_timeout, tls) = (shared.config.router.idle_timeout, shared.config.router.tls.clone());
     let draining = shared.clone();
     let drained = async move {
         shutdown.await;
@@ -82,7 +82,7 @@ fn serve_boxed(
             }
         }
     };
-    skein_router::serve::accept_until(listener, service, idle_timeout, drained).boxed()
+    skein_router::serve::accept_until(listener, tls, service, idle_timeout, drained).boxed()
 }
 
 /// The port of its own for metrics and health, if there is one.

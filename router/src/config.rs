@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use skein_choice::policy::Policy;
+use skein_node::supervisor::Secret;
 use skein_text::sources::TextSources;
+use skein_tls::PortTls;
 
 /// Effective settings of one router process.
 #[derive(Debug, Clone)]
 pub struct RouterConfig {
-    /// Address of HTTP and gRPC, one port for both (HTTP/1.1 and h2c).
+    /// Address of HTTP and gRPC, one port for both (HTTP/1.1 and HTTP/2).
     pub listen: SocketAddr,
     /// Hugging Face directory with tokenizer.json, chat template and generation_config.json.
     pub model: PathBuf,
@@ -22,6 +24,10 @@ pub struct RouterConfig {
     pub root_path: String,
     /// A port of its own for metrics and health, in plain HTTP without keys; `None` = both are on `listen`.
     pub metrics: Option<SocketAddr>,
+    /// TLS of that port.
+    pub tls: PortTls,
+    /// Secret of the cluster, by which gateways are known; `None` = there is none.
+    pub cluster_secret: Option<Secret>,
     /// Keys that open the API; an empty list opens it to all.
     pub api_keys: Vec<String>,
     /// Key that also opens what changes the server for all clients. Without one, only a server without keys
@@ -81,6 +87,8 @@ impl RouterConfig {
             text: TextSources::default(),
             root_path: String::new(),
             metrics: None,
+            tls: PortTls::default(),
+            cluster_secret: None,
             api_keys: Vec::new(),
             admin_api_key: None,
             admission: AdmissionConfig::default(),

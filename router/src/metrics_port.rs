@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use http::Request;
 use hyper::body::{Body, Incoming};
+use skein_tls::PortTls;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tower::ServiceExt;
@@ -40,7 +41,7 @@ where
         let address = listener.local_addr().map_err(unusable)?;
         tracing::info!(%address, "metrics and health have a port of their own");
         let never = std::future::pending::<()>();
-        serving.spawn(accept_until(listener, service, IDLE_TIMEOUT, never));
+        serving.spawn(accept_until(listener, PortTls::default(), service, IDLE_TIMEOUT, never));
     }
     Ok(serving)
 }

@@ -1,4 +1,4 @@
-//! HTTP and gRPC on one port: HTTP/1.1 and HTTP/2 without TLS, distinguished by their first bytes. Every wait
+//! HTTP and gRPC on one port: HTTP/1.1 and HTTP/2, distinguished by their first bytes, with or without TLS. Every wait
 //! and every size that a client controls has a bound here or in `config`.
 
 use std::convert::Infallible;
@@ -16,6 +16,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use skein_node::trace::PROCESS;
+use skein_tls::{Accepted, PortTls};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -23,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::{Instrument, info_span};
 
+use crate::api::http::nodes::{Node, NodeCheck};
 use crate::api::{self, grpc};
 use crate::app::App;
 use crate::metrics_port;
@@ -72,11 +74,17 @@ fn serve_boxed<'a>(
 ) -> io::Result<BoxFuture<'a, ()>> {
     let guarded = grpc::guarded(&app).map_err(io::Error::other)?;
     let router = api::router(app.clone(), guarded, grpc::open(&app));
-    let service = move |request| {
-        let router = router.clone();
-        async move { router.oneshot(request).await.unwrap_or_else(|never| match never {}) }
+    let nodes = NodeCheck::of(&app.config);
+    let service = move |mut request: http::Request<Incoming>| {
+        let (router, refused) = (router.clone(), nodes.check(&mut request));
+        async move {
+            if let Err(refused) = refused {
+                return refused;
+            }
+            router.oneshot(request).await.unwrap_or_else(|never| match never {})
+        }
     };
-    let idle_timeout = app.config.idle_timeout;
+    let (idle_timeout, tls) = (app.config.idle_timeout, app.config.tls.clone());
     let drained = async move {
         shutdown.await;
         let running = app.drain.running();
@@ -86,13 +94,14 @@ fn serve_boxed<'a>(
         app.drain.drain(app.config.shutdown_timeout, || app.generator.leave()).instrument(drain).await;
         ending
     };
-    Ok(accept_until(listener, service, idle_timeout, drained).boxed())
+    Ok(accept_until(listener, tls, service, idle_timeout, drained).boxed())
 }
 
 /// Serves `service` on every connection until `drained` resolves, then closes the connections. An HTTP/1.1
 /// connection is closed `idle_timeout` after its last answer.
 pub async fn accept_until<F, B, D>(
     listener: TcpListener,
+    tls: PortTls,
     service: impl Fn(http::Request<Incoming>) -> F + Clone + Send + 'static,
     idle_timeout: Duration,
     drained: impl Future<Output = D>,
@@ -111,7 +120,8 @@ pub async fn accept_until<F, B, D>(
             ending = &mut drained => break ending,
             Some(_) = connections.join_next() => {}
             (place, stream) = accept(&listener, &places) => {
-                connections.spawn(connection(stream, builder.clone(), service.clone(), closing.clone(), place));
+                let served = Served { builder: builder.clone(), tls: tls.clone(), closing: closing.clone(), _place: place };
+                connections.spawn(served.connection(stream, service.clone()));
             }
         }
     };
@@ -140,26 +150,59 @@ async fn accept(
     }
 }
 
-async fn connection<F, B>(
-    stream: TcpStream,
+/// What a connection is served with.
+struct Served {
     builder: auto::Builder<TokioExecutor>,
-    service: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
+    tls: PortTls,
     closing: CancellationToken,
+    /// Held while the connection is open, from before its handshake.
     _place: Option<OwnedSemaphorePermit>,
+}
+
+impl Served {
+    async fn connection<F, B>(
+        self,
+        stream: TcpStream,
+        service: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
+    ) where
+        F: Future<Output = http::Response<B>> + Send + 'static,
+        B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
+    {
+        // Tokens are small and should leave at once. If the socket refuses the option, serve it anyway.
+        let _ = stream.set_nodelay(true);
+        let accepted = tokio::select! {
+            accepted = self.tls.accept(stream) => accepted,
+            () = self.closing.cancelled() => return,
+        };
+        match accepted {
+            Ok(accepted) => exchange(self, accepted, service).await,
+            Err(error) => tracing::debug!(%error, "a connection is not served"),
+        }
+    }
+}
+
+/// Serves the requests of a connection.
+async fn exchange<F, B>(
+    served: Served,
+    accepted: Accepted,
+    service: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
 ) where
     F: Future<Output = http::Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
-    // Tokens are small and should leave at once. If the socket refuses the option, serve it anyway.
-    let _ = stream.set_nodelay(true);
+    let (builder, closing) = (&served.builder, &served.closing);
+    let (wire, is_node) = (accepted.wire, accepted.is_node);
     let asked = Arc::new(AtomicBool::new(false));
     let noting = asked.clone();
-    let service = service_fn(move |request: http::Request<Incoming>| {
+    let service = service_fn(move |mut request: http::Request<Incoming>| {
         noting.store(true, Ordering::Relaxed);
+        if is_node {
+            request.extensions_mut().insert(Node);
+        }
         let answered = service(request);
         async move { Ok::<_, Infallible>(answered.await) }
     });
-    let served = builder.serve_connection(TokioIo::new(stream), service);
+    let served = builder.serve_connection(TokioIo::new(wire), service);
     tokio::pin!(served);
     let silent = async {
         tokio::time::sleep(HEAD_TIMEOUT).await;

@@ -18,6 +18,9 @@ use crate::provider::provider;
 use crate::reloading::Reloading;
 use crate::roots;
 
+/// A client's connection.
+pub type ClientStream = TlsStream<TcpStream>;
+
 /// The files of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ClientFiles {
@@ -106,11 +109,7 @@ impl ClientTls {
     ///
     /// # Errors
     /// If `host` is no name for a certificate, or the handshake fails.
-    pub async fn connect(
-        &self,
-        host: &str,
-        stream: TcpStream,
-    ) -> Result<TlsStream<TcpStream>, HandshakeError> {
+    pub async fn connect(&self, host: &str, stream: TcpStream) -> Result<ClientStream, HandshakeError> {
         let name = self.server_name(host)?;
         let connecting = TlsConnector::from(self.current()).connect(name, stream);
         connecting.await.map_err(HandshakeError::from)

@@ -21,7 +21,7 @@ mod wire;
 
 pub use accept::{AcceptError, HANDSHAKE_TIMEOUT};
 pub use blocking::TlsSocket;
-pub use client::{ClientFiles, ClientTls};
+pub use client::{ClientFiles, ClientStream, ClientTls};
 pub use cluster::{CLUSTER_NAME, ClusterFiles, ClusterTls};
 pub use error::TlsError;
 pub use handshake::HandshakeError;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use skein_node::supervisor::Secret;
-use skein_tls::ClusterFiles;
+use skein_tls::{ClusterFiles, PortTls};
 
 use crate::backend::fake::StepCost;
 use crate::draft::Speculate;
@@ -29,6 +29,12 @@ pub struct WorkerConfig {
     /// Bearer token that every call must carry; `None` = calls need no token.
     #[serde(skip)]
     pub secret: Option<Secret>,
+    /// Whether health answers without the secret, for probes of Kubernetes, which cannot send one.
+    #[serde(skip)]
+    pub open_health: bool,
+    /// TLS of the gRPC service.
+    #[serde(skip)]
+    pub tls: PortTls,
     /// The backend to use.
     pub backend: BackendKind,
     /// Number types, on any device.
@@ -79,6 +85,8 @@ impl WorkerConfig {
             listen: ([127, 0, 0, 1], 0).into(),
             metrics: None,
             secret: None,
+            open_health: false,
+            tls: PortTls::default(),
             backend: BackendKind::Auto,
             precision: Precision::default(),
             ranks: RanksConfig::default(),
@@ -106,7 +114,7 @@ impl WorkerConfig {
         let ranks = RanksConfig { nodes, command: None, ..self.ranks.clone() };
         // Ranks get adapters by frames.
         let adapters = AdaptersConfig { modules: Vec::new(), ..self.adapters.clone() };
-        Self { secret: None, ranks, adapters, ..self.clone() }
+        Self { secret: None, tls: PortTls::default(), ranks, adapters, ..self.clone() }
     }
 
     /// The scheduler's limits on a device: a GPU computes larger steps in the time of small ones.

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use skein_node::config::{Origin, Settings, one_of, text};
 use skein_node::supervisor::Secret;
+use skein_router::links::transport::Grpc;
 use skein_tls::{
-    ClientCertificates, ClusterFiles, ClusterTls, IdentityFiles, PortTls, ServerFiles, ServerTls,
+    ClientCertificates, ClusterFiles, ClusterTls, IdentityFiles, PortTls, ServerFiles, ServerTls, TlsError,
 };
 
 /// Largest file of a secret, which is read whole.
@@ -22,8 +23,6 @@ pub struct Guards {
     pub clients: Option<ServerTls>,
     /// This node's identity towards other nodes.
     pub cluster: Option<ClusterTls>,
-    /// Its files, for what reads them itself.
-    pub cluster_files: Option<ClusterFiles>,
     /// The secret that processes of the cluster share.
     pub secret: Option<Secret>,
     clients_must_show: bool,
@@ -40,12 +39,40 @@ impl Guards {
             let read = ServerTls::read(&files);
             read.map_err(|error| settings.problem(format!("--tls-cert: {error}"))).ok()
         });
-        let cluster_files = identity(settings);
-        let cluster = cluster_files.as_ref().and_then(|files| {
-            let read = ClusterTls::read(files);
+        let cluster = identity(settings).and_then(|files| {
+            let read = ClusterTls::read(&files);
             read.map_err(|error| settings.problem(format!("--cluster-cert: {error}"))).ok()
         });
-        Self { clients, cluster, cluster_files, secret: secret(settings), clients_must_show }
+        Self { clients, cluster, secret: secret(settings), clients_must_show }
+    }
+
+    /// Whether there are files that may change.
+    pub fn has_certificates(&self) -> bool {
+        self.clients.is_some() || self.cluster.is_some()
+    }
+
+    /// Reads the files again if they have changed: whether any had.
+    ///
+    /// # Errors
+    /// If a file cannot be used; the old ones are used meanwhile.
+    pub fn reload(&self) -> Result<bool, TlsError> {
+        let clients = self.clients.as_ref().map_or(Ok(false), ServerTls::reload);
+        let cluster = self.cluster.as_ref().map_or(Ok(false), ClusterTls::reload);
+        Ok(clients? | cluster?)
+    }
+
+    /// Connects to other processes of the cluster: with this node's certificate, and with `key`, else with the
+    /// cluster's secret. `None` if `key` is not printable ASCII.
+    pub fn connector(&self, key: Option<&str>) -> Option<Grpc> {
+        let way = Grpc::default();
+        let way = match &self.cluster {
+            Some(cluster) => way.with_tls(cluster.client.clone()),
+            None => way,
+        };
+        match key.or(self.secret.as_ref().map(Secret::expose)) {
+            Some(key) => way.with_key(key),
+            None => Some(way),
+        }
     }
 
     /// TLS of a port for clients, which nodes may use, too.

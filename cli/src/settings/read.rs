@@ -2,6 +2,7 @@
 //! and replaced by a default, so that one run reports all problems.
 
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use skein_router::batch::jobs::MAX_RECORDS;
 use skein_router::config::{AdmissionConfig, BatchLimits, RecoveryConfig, RequestLimits, RouterConfig};
 use skein_text::sources::TextSources;
 
+use super::guards::Guards;
 use super::metrics_port;
 use super::text_sources::{root_path, text_sources};
 
@@ -27,6 +29,8 @@ pub struct FrontSettings {
     pub host: String,
     /// Port; 0 = any free one.
     pub port: u16,
+    /// Certificates and the cluster's secret.
+    pub guards: Guards,
     /// The rest. Address, model and served names are filled in later.
     pub router: RouterConfig,
 }
@@ -55,9 +59,12 @@ impl FrontSettings {
             .unwrap_or(defaults.limits.request_timeout);
         let logprobs = small(settings, "max-logprobs", 0, defaults.limits.logprobs);
         let logprobs = logprobs.unwrap_or(defaults.limits.logprobs);
+        let guards = Guards::read(settings);
         let metrics = metrics_port(settings, &host);
         let router = RouterConfig {
             metrics,
+            tls: guards.front_port(),
+            cluster_secret: guards.secret.clone(),
             api_keys,
             admin_api_key,
             allowed_origins: settings.list("allowed-origins", origins).concat(),
@@ -78,9 +85,19 @@ impl FrontSettings {
             recovery: recovery(settings),
             ..defaults
         };
-        let front = Self { host, port, router };
+        let front = Self { host, port, guards, router };
         front.check_exposure(settings);
         front
+    }
+
+    /// The API's URL at `listen`.
+    pub fn url(&self, listen: SocketAddr) -> String {
+        format!("{}://{listen}/v1", self.scheme())
+    }
+
+    /// `http` or `https`.
+    pub fn scheme(&self) -> &'static str {
+        if self.router.tls.is_https() { "https" } else { "http" }
     }
 
     /// Whether only this machine can reach the API.

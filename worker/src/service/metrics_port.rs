@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
+use skein_tls::PortTls;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-use super::server::{connections, scrape};
+use super::incoming::connections;
+use super::server::scrape;
 use crate::error::WorkerError;
 use crate::metrics::Metrics;
 
@@ -42,7 +44,7 @@ pub(super) async fn open(
     let Some(address) = at else { return Ok(serving) };
     let listener = TcpListener::bind(address).await;
     let listener = listener.map_err(|source| WorkerError::Listen { address, source })?;
-    let incoming = connections(listener);
+    let incoming = connections(listener, PortTls::default());
     let routes = Routes::from(routes(metrics.clone(), readiness.clone()));
     let server = tonic::transport::Server::builder().accept_http1(true).add_routes(routes);
     serving.spawn(async move {

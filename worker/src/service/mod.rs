@@ -4,6 +4,7 @@
 
 mod constraint;
 mod drain;
+mod incoming;
 mod local;
 mod metrics_port;
 mod model_facts;
