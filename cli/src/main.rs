@@ -12,6 +12,7 @@ mod banner;
 #[cfg(feature = "worker")]
 mod bench;
 mod certificates;
+mod certs;
 mod exit;
 mod front;
 mod gateway;
@@ -33,6 +34,8 @@ mod run;
 mod run_batch;
 #[cfg(feature = "worker")]
 mod serve;
+#[cfg(feature = "worker")]
+mod server_access;
 mod settings;
 #[cfg(feature = "worker")]
 mod shipped;
@@ -50,7 +53,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 
 use exit::{Failure, USAGE};
 use settings::{table, with_flags};
@@ -147,6 +150,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some((quantize::QUANTIZE, matches)) => runtime(None)?.block_on(quantize::run(matches)),
         #[cfg(feature = "worker")]
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
+        Some((certs::CERTS, matches)) => certs::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
         Some((probe::RENDER, matches)) => probe::render(matches),
         Some((reference::COMPLETIONS, matches)) => reference::completions(command(), matches),
@@ -197,6 +201,7 @@ fn command() -> Command {
             gpu_check::command(),
             #[cfg(feature = "worker")]
             config_command(),
+            certs::command(),
             probe::command(),
             probe::render_command(),
             #[cfg(feature = "worker")]
@@ -228,11 +233,13 @@ fn run_command() -> Command {
     let words = words.help("A model, a prompt, or both; without a prompt, starts a chat");
     let url = Arg::new(run::URL).long(run::URL).value_name("URL");
     let url = url
-        .help("Talk to a running server, for example http://127.0.0.1:8000; --model names one of its models");
+        .help("Talk to a running server, for example https://skein.example; --model names one of its models");
     let api_key = Arg::new(run::API_KEY).long(run::API_KEY).value_name("KEY").requires(run::URL);
     let api_key = api_key.help("API key for --url");
-    let run = Command::new("run").about("Talk to a model in the terminal").arg(words).args([url, api_key]);
-    with_flags(run, table::RUN)
+    let run = Command::new("run").arg(words).args([url, api_key]);
+    let run = server_access::Certificates::augment_args(run);
+    // After the flags: clap would take their struct's doc comment for the command's text.
+    with_flags(run, table::RUN).about("Talk to a model in the terminal").long_about(None)
 }
 
 #[cfg(feature = "worker")]
@@ -335,6 +342,13 @@ mod tests {
         check("skein pull", false);
         check("skein list --json", true);
         check("skein remove Qwen/Qwen3-0.6B", true);
+        check("skein run --url https://a --cacert c --cert d --key k hello", true);
+        check("skein bench serve --base-url https://a --cacert c --cert d", true);
+        check("skein certs ca --out a --days 5", true);
+        check("skein certs node a --host b --host 10.0.0.7 --ca c --out d --days 5 --renew", true);
+        check("skein certs node", false);
+        check("skein certs secret --out f", true);
+        check("skein certs", false);
         check("skein gpu-check", true);
         check("skein gpu-check kernels --scale full --only gemv --seed 3 --device 1 --json", true);
         check("skein gpu-check nothing", false);

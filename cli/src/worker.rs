@@ -81,9 +81,10 @@ async fn serve(matches: &ArgMatches) -> Result<(), Failure> {
     let listen = listen_address(&mut settings);
     let registration = RegistrationSettings::read(&mut settings, discovery.source.as_ref(), listen.ip());
     let guards = Guards::read(&mut settings);
+    let metrics = settings::metrics_port(&mut settings, &listen.ip().to_string());
     let (config, fakes) = configure(&mut settings, &guards, listen).await?;
     let (tls, secret) = (guards.node_port(), guards.secret.clone());
-    let mut config = WorkerConfig { listen, tls, secret, open_health: true, ..config };
+    let mut config = WorkerConfig { listen, metrics, tls, secret, open_health: true, ..config };
     config.ranks.command = Some(rank_command()?);
     if settings.switch("plan") {
         return print_plan(&config);
@@ -98,7 +99,7 @@ async fn serve(matches: &ArgMatches) -> Result<(), Failure> {
         return follow_leader(config, &shutdown).await;
     }
     if fakes > 1 {
-        check_fakes(&discovery, listen, fakes)?;
+        check_fakes(&discovery, &config, fakes)?;
         return serve_fakes(config, fakes, &shutdown).await.map_err(|error| failure(&error));
     }
     let presence = Presence::prepare(discovery, registration, &config.served_model_name).await?;
@@ -167,10 +168,15 @@ async fn serve_alone(
     outcome
 }
 
-/// Fails if fake workers would register, or if the ports after `listen` do not suffice.
-fn check_fakes(discovery: &DiscoverySettings, listen: SocketAddr, count: u16) -> Result<(), Failure> {
+/// Fails if fake workers would register or share a port for metrics, or if the ports after `listen` do not suffice.
+fn check_fakes(discovery: &DiscoverySettings, config: &WorkerConfig, count: u16) -> Result<(), Failure> {
+    let WorkerConfig { listen, metrics, .. } = config;
     if discovery.source.is_some() {
         return Err(Failure::new(USAGE, "--fake-workers cannot be used with --discovery".to_owned()));
+    }
+    if metrics.is_some() {
+        let message = "--fake-workers cannot be used with --metrics-port: each has metrics on its own port";
+        return Err(Failure::new(USAGE, message.to_owned()));
     }
     if listen.port() == 0 || listen.port().checked_add(count - 1).is_none() {
         let message = format!(

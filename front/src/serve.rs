@@ -16,6 +16,7 @@ use skein_router::api::http::cors;
 use skein_router::api::http::receipts::{self, RECEIPT};
 use skein_router::refusal::Refusal;
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tower::{Layer, ServiceExt, service_fn};
 use uuid::Uuid;
 
@@ -40,12 +41,14 @@ const WELCOME: &str =
 /// still running after the shutdown timeout end with an error.
 ///
 /// # Errors
-/// None yet.
+/// If the port for metrics cannot be used.
 pub async fn serve(
     listener: TcpListener,
     upstreams: Upstreams,
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
+    // Served until the drain has ended.
+    let _metrics = metrics_port(&upstreams.0).await?;
     serve_boxed(listener, upstreams, Box::pin(shutdown)).await;
     Ok(())
 }
@@ -82,6 +85,32 @@ fn serve_boxed(
     skein_router::serve::accept_until(listener, tls, service, idle_timeout, drained).boxed()
 }
 
+/// The port of its own for metrics and health, if there is one.
+async fn metrics_port(shared: &Arc<Shared>) -> io::Result<JoinSet<()>> {
+    let at = shared.config.router.metrics;
+    let shared = shared.clone();
+    skein_router::metrics_port::open(at, move |request: Request<Incoming>| {
+        let shared = shared.clone();
+        async move {
+            if request.method() == Method::GET && request.uri().path() == "/metrics" {
+                return scrape(&shared, &request);
+            }
+            health(&shared, request.method(), request.uri().path())
+                .unwrap_or_else(|| whole(StatusCode::NOT_FOUND, TEXT, "/metrics, /livez, /readyz\n".into()))
+        }
+    })
+    .await
+}
+
+/// Answers of the paths for health.
+fn health(shared: &Shared, method: &Method, path: &str) -> Option<Response<AnswerBody>> {
+    match (method, path) {
+        (&Method::GET, "/livez") => Some(ok()),
+        (&Method::GET, "/health" | "/ready" | "/readyz") => Some(ready(shared)),
+        _ => None,
+    }
+}
+
 async fn respond(shared: Arc<Shared>, request: Request<Incoming>) -> Response<AnswerBody> {
     let method = request.method().clone();
     let path = request.uri().path();
@@ -91,7 +120,9 @@ async fn respond(shared: Arc<Shared>, request: Request<Incoming>) -> Response<An
         (&Method::GET, "/") => ("/", whole(StatusCode::OK, TEXT, WELCOME.into())),
         (&Method::GET, "/livez") => ("/livez", ok()),
         (&Method::GET, "/health" | "/ready" | "/readyz") => ("/health", ready(&shared)),
-        (&Method::GET, "/metrics") => ("/metrics", scrape(&shared, &request)),
+        (&Method::GET, "/metrics") if shared.config.router.metrics.is_none() => {
+            ("/metrics", scrape(&shared, &request))
+        }
         (_, _) if shared.keys.admit(request.headers()).is_none() => ("none", refused(&no_key(&request))),
         (&Method::GET, "/version") => {
             ("/version", json_body(StatusCode::OK, &json!({"version": env!("CARGO_PKG_VERSION")})))

@@ -22,6 +22,8 @@ pub struct RouterConfig {
     pub served_model_names: Vec<String>,
     /// A path below which the API is served too, for a proxy that passes it on; empty = none.
     pub root_path: String,
+    /// A port of its own for metrics and health, in plain HTTP without keys; `None` = both are on `listen`.
+    pub metrics: Option<SocketAddr>,
     /// TLS of that port.
     pub tls: PortTls,
     /// Secret of the cluster, by which gateways are known; `None` = there is none.
@@ -84,6 +86,7 @@ impl RouterConfig {
             served_model_names: served_model_names.into_iter().map(Into::into).collect(),
             text: TextSources::default(),
             root_path: String::new(),
+            metrics: None,
             tls: PortTls::default(),
             cluster_secret: None,
             api_keys: Vec::new(),

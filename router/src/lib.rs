@@ -19,6 +19,7 @@ pub mod drain;
 pub mod generator;
 pub mod links;
 pub mod metrics;
+pub mod metrics_port;
 pub mod refusal;
 pub mod request;
 mod request_lines;

@@ -5,6 +5,7 @@
 //! Knows files, rustls and sockets. Knows nothing of settings, requests or tasks.
 
 mod accept;
+mod blocking;
 mod client;
 mod cluster;
 mod error;
@@ -19,6 +20,7 @@ mod server;
 mod wire;
 
 pub use accept::{AcceptError, HANDSHAKE_TIMEOUT};
+pub use blocking::TlsSocket;
 pub use client::{ClientFiles, ClientStream, ClientTls};
 pub use cluster::{CLUSTER_NAME, ClusterFiles, ClusterTls};
 pub use error::TlsError;

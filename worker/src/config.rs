@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use skein_node::supervisor::Secret;
-use skein_tls::PortTls;
+use skein_tls::{ClusterFiles, PortTls};
 
 use crate::backend::fake::StepCost;
 use crate::draft::Speculate;
@@ -22,6 +22,10 @@ pub struct WorkerConfig {
     pub served_model_name: String,
     /// Address of the gRPC service; port 0 lets the system choose.
     pub listen: SocketAddr,
+    /// A port of its own for metrics and health, in plain HTTP without certificates and secrets; `None` = `listen`
+    /// has both.
+    #[serde(skip)]
+    pub metrics: Option<SocketAddr>,
     /// Bearer token that every call must carry; `None` = calls need no token.
     #[serde(skip)]
     pub secret: Option<Secret>,
@@ -79,6 +83,7 @@ impl WorkerConfig {
             model: model.into(),
             served_model_name: served_model_name.into(),
             listen: ([127, 0, 0, 1], 0).into(),
+            metrics: None,
             secret: None,
             open_health: false,
             tls: PortTls::default(),
@@ -212,6 +217,8 @@ pub struct NodesConfig {
     pub leader: String,
     /// Shared secret that admits nodes.
     pub secret: GroupSecret,
+    /// This node's certificate, which encrypts the connections between nodes and admits them.
+    pub tls: Option<ClusterFiles>,
     /// Settings that must be equal on all nodes.
     pub settings: Vec<Setting>,
 }
@@ -219,7 +226,7 @@ pub struct NodesConfig {
 impl Default for NodesConfig {
     fn default() -> Self {
         let (leader, secret) = (String::new(), GroupSecret::default());
-        Self { count: 1, rank: 0, leader, secret, settings: Vec::new() }
+        Self { count: 1, rank: 0, leader, secret, tls: None, settings: Vec::new() }
     }
 }
 

@@ -136,7 +136,8 @@ fn listener(settings: &mut Settings) -> Option<ServerFiles> {
     })
 }
 
-fn identity(settings: &mut Settings) -> Option<ClusterFiles> {
+/// Files of this node's identity in the cluster.
+pub(super) fn identity(settings: &mut Settings) -> Option<ClusterFiles> {
     let missing: Vec<_> = IDENTITY.into_iter().filter(|name| !is_given(settings, name)).collect();
     if !missing.is_empty() && missing.len() < IDENTITY.len() {
         let missing: Vec<_> = missing.iter().map(|name| format!("--{name}")).collect();
@@ -149,7 +150,8 @@ fn identity(settings: &mut Settings) -> Option<ClusterFiles> {
     Some(ClusterFiles { ca: ca?, identity: IdentityFiles { cert: cert?, key: key? } })
 }
 
-fn secret(settings: &mut Settings) -> Option<Secret> {
+/// The secret of the cluster.
+pub(super) fn secret(settings: &mut Settings) -> Option<Secret> {
     let from_file = settings.value("cluster-secret-file", |path| {
         let size = std::fs::metadata(path).map_err(|error| format!("cannot read {path}: {error}"))?.len();
         if size > MAX_SECRET_BYTES {

@@ -9,6 +9,7 @@ mod engine;
 #[cfg(feature = "worker")]
 mod fake;
 mod guards;
+mod metrics_port;
 mod otlp;
 #[cfg(feature = "worker")]
 mod precision;
@@ -32,6 +33,7 @@ pub use engine::EngineSettings;
 #[cfg(feature = "worker")]
 pub use fake::FakeSettings;
 pub use guards::Guards;
+pub use metrics_port::metrics_port;
 pub use otlp::{FLUSH_TRACES, OtlpSettings};
 #[cfg(feature = "worker")]
 pub use ranks::ranks_here;

@@ -14,6 +14,7 @@ use skein_router::config::{AdmissionConfig, BatchLimits, RecoveryConfig, Request
 use skein_text::sources::TextSources;
 
 use super::guards::Guards;
+use super::metrics_port;
 use super::text_sources::{root_path, text_sources};
 
 /// Upper bound for all durations.
@@ -59,7 +60,9 @@ impl FrontSettings {
         let logprobs = small(settings, "max-logprobs", 0, defaults.limits.logprobs);
         let logprobs = logprobs.unwrap_or(defaults.limits.logprobs);
         let guards = Guards::read(settings);
+        let metrics = metrics_port(settings, &host);
         let router = RouterConfig {
+            metrics,
             tls: guards.front_port(),
             cluster_secret: guards.secret.clone(),
             api_keys,

@@ -314,6 +314,15 @@ pub const FLAGS: &[Flag] = &[
         "Also serve the API under this path, for a proxy that forwards its own path",
     ),
     one(
+        "metrics-port",
+        None,
+        "PORT",
+        API,
+        NODES,
+        "Serve /metrics and health (/livez, /readyz, /health) on this port, in plain HTTP without keys; /metrics then leaves the main port [default: the main port has them]",
+    ),
+    one("metrics-host", None, "HOST", API, NODES, "Address of --metrics-port [default: the main port's]"),
+    one(
         "listen",
         Some("127.0.0.1:9000"),
         "HOST:PORT",

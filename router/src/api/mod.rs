@@ -51,7 +51,7 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .merge(face::guarded(kserve::rest::routes(), &keys, KserveError::refuse))
         .merge(face::guarded(guarded.with_state(()), &keys, grpc::status::refuse))
         .fallback_service(unknown(&keys));
-    let open = face::known_methods(skein::open_routes(), OpenAiError::refuse)
+    let open = face::known_methods(skein::open_routes(&app), OpenAiError::refuse)
         .merge(face::known_methods(kserve::rest::open_routes(), KserveError::refuse))
         .merge(open.with_state(()));
     // One stack: a router wraps a route in boxes for each `layer`, and a request pays for all of them.
@@ -67,6 +67,11 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         None => all,
     };
     below(&root_path, all)
+}
+
+/// What a port of its own for metrics and health serves.
+pub fn metrics_port(app: App) -> Router {
+    skein::metrics_routes().merge(skein::health_routes()).with_state(app)
 }
 
 /// Refuses the paths that no API has, also behind the keys. Those below `/api/` are Ollama's, those below

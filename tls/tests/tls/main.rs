@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod blocking;
 mod files;
 mod handshakes;
 #[path = "../../../tests/src/pki.rs"]

@@ -12,6 +12,7 @@
 //! the worker with them. No rank is replaceable, because only it holds its part of the weights.
 
 mod adapters;
+mod connection;
 mod doorway;
 mod follower;
 mod follower_node;
@@ -43,7 +44,7 @@ pub use memory::{GroupMemory, NodePlan};
 pub use mesh::{Member, Peers, TOKEN_BYTES, connect, listen};
 pub use nodes::Nodes;
 pub use processes::{Answer, Processes, RankProcess, Terms, Welcome, join, this_binary};
-pub use rendezvous::gather;
+pub use rendezvous::{Lock, gather};
 pub use sender::FrameSender;
 pub use stranger::Joined;
 pub use topology::Topology;

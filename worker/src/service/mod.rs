@@ -6,6 +6,7 @@ mod constraint;
 mod drain;
 mod incoming;
 mod local;
+mod metrics_port;
 mod model_facts;
 mod serve;
 mod server;

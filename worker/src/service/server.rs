@@ -16,7 +16,7 @@ use skein_proto::worker::v1::worker_server::WorkerServer;
 use skein_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tonic::service::{InterceptorLayer, Routes};
 use tonic::{Request, Status};
 use tonic_health::ServingStatus;
@@ -24,6 +24,7 @@ use tonic_health::server::HealthReporter;
 
 use super::WorkerService;
 use super::incoming::connections;
+use super::metrics_port::{self, Readiness};
 use crate::config::WorkerConfig;
 use crate::error::WorkerError;
 use crate::metrics::Metrics;
@@ -46,6 +47,9 @@ pub(super) struct Server {
     health: HealthReporter,
     stop: oneshot::Sender<()>,
     task: AbortOnDrop,
+    readiness: Readiness,
+    /// The port of its own for metrics and health, if there is one.
+    _metrics: JoinSet<()>,
 }
 
 struct AbortOnDrop(JoinHandle<()>);
@@ -57,7 +61,7 @@ impl Drop for AbortOnDrop {
 }
 
 /// Handler of `GET /metrics`.
-async fn scrape(State(metrics): State<Arc<Metrics>>, headers: HeaderMap) -> impl IntoResponse {
+pub(super) async fn scrape(State(metrics): State<Arc<Metrics>>, headers: HeaderMap) -> impl IntoResponse {
     let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
     ([(CONTENT_TYPE, format.content_type())], metrics.encode(format))
 }
@@ -95,7 +99,10 @@ fn routes(config: &WorkerConfig, service: WorkerService, metrics: Arc<Metrics>) 
         None => Ok(call),
     });
     let guarded = Routes::new(worker).add_service(reflection).into_axum_router();
-    let guarded = guarded.route("/metrics", get(scrape).with_state(metrics));
+    let guarded = match config.metrics {
+        None => guarded.route("/metrics", get(scrape).with_state(metrics)),
+        Some(_) => guarded,
+    };
     let health = axum::Router::new().route_service(HEALTH, health);
     let routes = match open_health {
         true => guarded.layer(guard).merge(health),
@@ -141,6 +148,8 @@ impl Server {
         let failed = |source| WorkerError::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
+        let readiness = Readiness::default();
+        let own_port = metrics_port::open(config.metrics, &metrics, &readiness).await?;
         let (health, routes) = routes(config, service, metrics);
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = serving(config, routes, listener, stopped);
@@ -149,13 +158,14 @@ impl Server {
                 tracing::error!(%error, "the gRPC server ended");
             }
         }));
-        let server = Self { address, health, stop, task };
+        let server = Self { address, health, stop, task, readiness, _metrics: own_port };
         server.say(ServingStatus::NotServing).await;
         Ok(server)
     }
 
     /// Sets the health status of the whole process and of the service.
     pub async fn say(&self, status: ServingStatus) {
+        self.readiness.set(status == ServingStatus::Serving);
         self.health.set_service_status("", status).await;
         self.health.set_service_status("skein.worker.v1.Worker", status).await;
     }
