@@ -43,7 +43,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
     let connector = connector.unwrap_or_else(|()| Arc::new(Grpc));
-    let config = front::router_config(front, &served, listen);
+    let config = front::router_config(front, &served, listen)?;
     let starting = front::start_with(config, changes, connector);
     let (app, cluster) = front::trace_start(served.name(), starting).await?;
     let url = format!("http://{listen}/v1");

@@ -17,6 +17,7 @@ mod gateway;
 #[cfg(feature = "worker")]
 mod gpu_check;
 mod hub;
+mod keys;
 mod membership;
 mod model;
 mod own_path;
@@ -146,6 +147,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some((quantize::QUANTIZE, matches)) => runtime(None)?.block_on(quantize::run(matches)),
         #[cfg(feature = "worker")]
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
+        Some((keys::KEYS, matches)) => keys::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
         Some((probe::RENDER, matches)) => probe::render(matches),
         Some((reference::COMPLETIONS, matches)) => reference::completions(command(), matches),
@@ -196,6 +198,7 @@ fn command() -> Command {
             gpu_check::command(),
             #[cfg(feature = "worker")]
             config_command(),
+            keys::command(),
             probe::command(),
             probe::render_command(),
             #[cfg(feature = "worker")]
@@ -334,6 +337,10 @@ mod tests {
         check("skein pull", false);
         check("skein list --json", true);
         check("skein remove Qwen/Qwen3-0.6B", true);
+        check("skein keys new --tenant acme --models a --models b --highest-priority -5 --admin", true);
+        check("skein keys new", false);
+        check("skein keys new --tenant acme --max-concurrent 0", false);
+        check("skein keys list keys.toml --json", true);
         check("skein gpu-check", true);
         check("skein gpu-check kernels --scale full --only gemv --seed 3 --device 1 --json", true);
         check("skein gpu-check nothing", false);

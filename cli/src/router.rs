@@ -45,7 +45,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
-    let config = front::router_config(front, &served, listen);
+    let config = front::router_config(front, &served, listen)?;
     let (app, cluster) = front::trace_start(served.name(), front::start(config, changes)).await?;
     tracing::info!(url = %format_args!("http://{listen}/v1"), model = served.name(), "router is listening");
     front::say_when_ready(&cluster, served.name(), listen);

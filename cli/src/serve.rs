@@ -109,6 +109,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let hangups = Hangups::receive().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
+    let has_key = front.router.has_keys();
+    let config = front::router_config(front, &served, listen)?;
     let (changes, seen) = discovery::in_process();
     let gpus = visible_gpus(&engine);
     let workers = worker_count_setting.unwrap_or(default_workers(&engine, gpus));
@@ -120,8 +122,6 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     supervisor.kill_after(shutdown.forced());
     let supervisor = Arc::new(supervisor);
 
-    let has_key = !front.router.api_keys.is_empty();
-    let config = front::router_config(front, &served, listen);
     let starting = front::start_over(&supervisor, config, seen);
     let started = front::trace_start(served.name(), starting).await;
     let (mut app, cluster) = match started {

@@ -25,6 +25,7 @@ use tracing::{Instrument, info_span};
 
 use crate::api::{self, grpc};
 use crate::app::App;
+use crate::tenants::KeysFile;
 
 /// Most connections at once; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 16_384;
@@ -74,6 +75,7 @@ fn serve_boxed<'a>(
         async move { router.oneshot(request).await.unwrap_or_else(|never| match never {}) }
     };
     let idle_timeout = app.config.idle_timeout;
+    let (keys, usage) = (app.config.keys_file.clone(), app.config.usage_log.clone());
     let drained = async move {
         shutdown.await;
         let running = app.drain.running();
@@ -83,7 +85,15 @@ fn serve_boxed<'a>(
         app.drain.drain(app.config.shutdown_timeout, || app.generator.leave()).instrument(drain).await;
         ending
     };
-    Ok(accept_until(listener, service, idle_timeout, drained).boxed())
+    let served = async move {
+        let _watch = keys.as_ref().map(KeysFile::watch);
+        accept_until(listener, service, idle_timeout, drained).await;
+        // The requests that were cut have their lines, too.
+        if let Some(usage) = usage {
+            let _ = tokio::task::spawn_blocking(move || usage.flush()).await;
+        }
+    };
+    Ok(served.boxed())
 }
 
 /// Serves `service` on every connection until `drained` resolves, then closes the connections. An HTTP/1.1

@@ -13,6 +13,7 @@ mod requests;
 mod resume;
 mod scores;
 mod service;
+mod tenants;
 mod tools;
 mod usage;
 
