@@ -1,5 +1,5 @@
-//! Metrics of tenants, of the keys file and of the usage log. The label holds only tenants that the file names,
-//! so the operator bounds its values.
+//! Metrics of tenants, of the keys file and of the usage log. The label holds only tenants that the file
+//! names, so the operator bounds its values.
 
 use skein_node::clock;
 use skein_node::metrics::{IntCounter, IntCounterVec, IntGauge, Registry};

@@ -1,7 +1,7 @@
 //! Keys of a file, and what each may do: its tenant, models, priority and limits. `file` reads the text,
-//! `keys_file` keeps the entries that count now and reads the file again when it changes. `bucket` and `meter`
-//! are pure; `charge` is what one request takes from the limits of its key and of its tenant. `usage_log`
-//! writes a line for each request.
+//! `keys_file` keeps the entries that count now and reads the file again when it changes. `bucket` and
+//! `meter` are pure; `charge` is what one request takes from the limits of its key and of its tenant.
+//! `usage_log` writes a line for each request.
 
 mod bucket;
 mod charge;

@@ -331,3 +331,47 @@ async fn the_manual_lists_the_metrics_of_tenants() {
         listed.filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
     assert_eq!(of_tenants.map(String::as_str).collect::<std::collections::BTreeSet<_>>(), listed);
 }
+
+#[tokio::test]
+async fn a_batch_runs_with_what_its_key_may_use_and_without_its_limits() {
+    use crate::batch::jobs::{Status, Store, work};
+    let directory = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(directory.path(), crate::config::BatchLimits::default()).unwrap());
+    let text = entry("a", "acme", "requests-per-minute = 2\nmodels = [\"test\"]\npriority = 50")
+        + &entry("b", "acme", "models = [\"elsewhere\"]")
+        + &entry("c", "other", "");
+    let mut server = Server::start(says("x"), &text);
+    server.app.store_batches(store.clone());
+    let owner = store.owner(&crate::request::tenant::Tenant::name_in_file("acme"));
+    let line = |at: usize| json!({"custom_id": at.to_string(), "url": COMPLETIONS, "body": {"prompt": "x", "max_tokens": 2}});
+    let lines: String = (0..5).map(|at| format!("{}\n", line(at))).collect();
+    let mut file = store.upload(&owner).unwrap();
+    file.write(lines.as_bytes()).unwrap();
+    let input = file.finish("in.jsonl").unwrap().id;
+    tokio::spawn(work(server.app.clone(), store.clone()));
+    let create = json!({"input_file_id": input, "endpoint": COMPLETIONS, "completion_window": "24h"});
+    assert_eq!(server.send("c", "POST", "/v1/batches", &create).await.status, 404);
+    assert_eq!(server.send("c", "GET", &format!("/v1/files/{input}"), &json!({})).await.status, 404);
+    for (id, completed, failed) in [("a", 5, 0), ("b", 0, 5)] {
+        let created = server.send(id, "POST", "/v1/batches", &create).await;
+        assert_eq!(created.status, 200, "{}", created.body);
+        let job = created.json()["id"].as_str().unwrap().to_owned();
+        let ended = async {
+            loop {
+                let job = store.job(&owner, &job).unwrap();
+                if job.status.is_final() {
+                    return job;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let job = tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it ends");
+        assert_eq!(
+            (job.status, job.counts.completed, job.counts.failed),
+            (Status::Completed, completed, failed)
+        );
+    }
+    let lines = server.usage();
+    assert_eq!(lines.len(), 5);
+    assert!(lines.iter().all(|line| (&line["tenant"], &line["key"]) == (&json!("acme"), &json!("a"))));
+}
