@@ -210,7 +210,8 @@ pub fn check_model(
     let found = found.filter(|(name, _)| tenant.may_use(name.as_ref()));
     let found = found.map(|(name, id)| Some(AdapterRef { name: name.clone(), id: *id }));
     found.ok_or_else(|| Refusal::ModelNotFound {
-        asked: model.map_or_else(|| text.name().to_string(), |asked| asked.chars().take(200).collect()),
+        // The name of a model that the key may not use is not told either.
+        asked: model.unwrap_or("default").chars().take(200).collect(),
         served: served_names(text, adapters, tenant),
     })
 }

@@ -42,6 +42,11 @@ const ANTHROPIC: [Names; 2] = [
     ],
 ];
 
+/// Names of all these headers.
+pub fn names() -> impl Iterator<Item = HeaderName> {
+    [OPENAI, ANTHROPIC].into_iter().flatten().flatten()
+}
+
 /// Adds the headers to the answer. A stream's are those of its beginning.
 pub async fn show(request: Request, next: Next) -> Response {
     let is_anthropics = request.uri().path().contains("/v1/messages");
