@@ -19,6 +19,7 @@ use skein_router::batch::jobs::{self, Store};
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::RouterConfig;
 use skein_router::links::transport::{Connector, Grpc, Transport};
+use skein_router::tenants::usage_log::UsageLog;
 use skein_text::TextError;
 use skein_text::files::TextFiles;
 use skein_text::model_text::ModelText;
@@ -130,14 +131,26 @@ pub fn say_when_ready(cluster: &Cluster, model: &str, url: String) {
     });
 }
 
-/// The router's configuration.
-pub fn router_config(front: FrontSettings, served: &Served, listen: SocketAddr) -> RouterConfig {
-    RouterConfig {
+/// The router's configuration. Opens the usage log.
+///
+/// # Errors
+/// If that cannot be opened.
+pub fn router_config(
+    front: FrontSettings,
+    served: &Served,
+    listen: SocketAddr,
+) -> Result<RouterConfig, Failure> {
+    let usage_log = front.usage_log.as_deref().map(|path| {
+        let failed = |error| Failure::new(USAGE, format!("--usage-log: {}: {error}", path.display()));
+        UsageLog::open(path).map_err(failed)
+    });
+    Ok(RouterConfig {
         listen,
         model: served.model.clone(),
         served_model_names: served.names.clone(),
+        usage_log: usage_log.transpose()?,
         ..front.router
-    }
+    })
 }
 
 /// Starts the core of a router over the workers of `supervisor`, which replaces workers that the router gives
@@ -288,10 +301,10 @@ pub async fn bind(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Fa
 
 /// Warns if the API is open to the network without a key.
 pub fn warn_if_exposed(front: &FrontSettings) {
-    if !front.is_loopback() && front.router.api_keys.is_empty() {
+    if !front.is_loopback() && !front.router.has_keys() {
         tracing::warn!(
             host = front.host,
-            "the API is open to everyone who can reach this machine; set --api-key"
+            "the API is open to everyone who can reach this machine; set --api-key or --api-keys-file"
         );
     }
 }

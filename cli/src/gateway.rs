@@ -46,7 +46,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let connector = connector.unwrap_or_default();
     certificates::follow_with_hangups(&front.guards, &shutdown)?;
     let url = front.url(listen);
-    let config = front::router_config(front, &served, listen);
+    let config = front::router_config(front, &served, listen)?;
     let starting = front::start_with(config, changes, Arc::new(connector));
     let (app, cluster) = front::trace_start(served.name(), starting).await?;
     tracing::info!(

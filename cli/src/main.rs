@@ -19,6 +19,7 @@ mod gateway;
 #[cfg(feature = "worker")]
 mod gpu_check;
 mod hub;
+mod keys;
 mod membership;
 mod model;
 mod own_path;
@@ -151,6 +152,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         #[cfg(feature = "worker")]
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
         Some((certs::CERTS, matches)) => certs::run(matches),
+        Some((keys::KEYS, matches)) => keys::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
         Some((probe::RENDER, matches)) => probe::render(matches),
         Some((reference::COMPLETIONS, matches)) => reference::completions(command(), matches),
@@ -202,6 +204,7 @@ fn command() -> Command {
             #[cfg(feature = "worker")]
             config_command(),
             certs::command(),
+            keys::command(),
             probe::command(),
             probe::render_command(),
             #[cfg(feature = "worker")]
@@ -349,6 +352,10 @@ mod tests {
         check("skein certs node", false);
         check("skein certs secret --out f", true);
         check("skein certs", false);
+        check("skein keys new --tenant acme --models a --models b --highest-priority -5 --admin", true);
+        check("skein keys new", false);
+        check("skein keys new --tenant acme --max-concurrent 0", false);
+        check("skein keys list keys.toml --json", true);
         check("skein gpu-check", true);
         check("skein gpu-check kernels --scale full --only gemv --seed 3 --device 1 --json", true);
         check("skein gpu-check nothing", false);

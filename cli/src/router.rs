@@ -51,7 +51,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     certificates::follow_with_hangups(&front.guards, &shutdown)?;
     let url = front.url(listen);
     let connector = front.guards.connector(None).unwrap_or_default();
-    let config = front::router_config(front, &served, listen);
+    let config = front::router_config(front, &served, listen)?;
     let starting = front::start_with(config, changes, Arc::new(connector));
     let (app, cluster) = front::trace_start(served.name(), starting).await?;
     tracing::info!(url, model = served.name(), "router is listening");

@@ -110,6 +110,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let hangups = Hangups::receive().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
+    let (scheme, has_key, guards) = (front.scheme(), front.router.has_keys(), front.guards.clone());
+    let config = front::router_config(front, &served, listen)?;
     let (changes, seen) = discovery::in_process();
     let gpus = visible_gpus(&engine);
     let workers = worker_count_setting.unwrap_or(default_workers(&engine, gpus));
@@ -121,10 +123,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     supervisor.kill_after(shutdown.forced());
     let supervisor = Arc::new(supervisor);
 
-    let (scheme, has_key) = (front.scheme(), !front.router.api_keys.is_empty());
     // SIGHUP means to read the model again.
-    certificates::follow(&front.guards);
-    let config = front::router_config(front, &served, listen);
+    certificates::follow(&guards);
     let starting = front::start_over(&supervisor, config, seen);
     let started = front::trace_start(served.name(), starting).await;
     let (mut app, cluster) = match started {

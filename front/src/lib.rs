@@ -34,6 +34,7 @@ mod pool;
 mod prefixes;
 mod prompt;
 mod reading;
+mod rights;
 mod routes;
 mod running;
 mod serve;

@@ -9,6 +9,9 @@ use skein_node::supervisor::Secret;
 use skein_text::sources::TextSources;
 use skein_tls::PortTls;
 
+use crate::tenants::KeysFile;
+use crate::tenants::usage_log::UsageLog;
+
 /// Effective settings of one router process.
 #[derive(Debug, Clone)]
 pub struct RouterConfig {
@@ -33,6 +36,10 @@ pub struct RouterConfig {
     /// Key that also opens what changes the server for all clients. Without one, only a server without keys
     /// lets clients do this.
     pub admin_api_key: Option<String>,
+    /// Keys of a file, which also open the API, each to what its entry allows.
+    pub keys_file: Option<KeysFile>,
+    /// Takes a line for each request.
+    pub usage_log: Option<UsageLog>,
     /// Bounds on all requests together.
     pub admission: AdmissionConfig,
     /// Bounds on what one client may send.
@@ -91,6 +98,8 @@ impl RouterConfig {
             cluster_secret: None,
             api_keys: Vec::new(),
             admin_api_key: None,
+            keys_file: None,
+            usage_log: None,
             admission: AdmissionConfig::default(),
             limits: RequestLimits::default(),
             refuse_unknown_fields: false,
@@ -107,6 +116,13 @@ impl RouterConfig {
             shutdown_timeout: SHUTDOWN_TIMEOUT,
             recovery: RecoveryConfig::default(),
         }
+    }
+}
+
+impl RouterConfig {
+    /// Whether clients need a key.
+    pub fn has_keys(&self) -> bool {
+        !self.api_keys.is_empty() || self.keys_file.is_some()
     }
 }
 

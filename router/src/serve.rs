@@ -28,6 +28,7 @@ use crate::api::http::nodes::{Node, NodeCheck};
 use crate::api::{self, grpc};
 use crate::app::App;
 use crate::metrics_port;
+use crate::tenants::KeysFile;
 
 /// Most connections at once; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 16_384;
@@ -85,6 +86,7 @@ fn serve_boxed<'a>(
         }
     };
     let (idle_timeout, tls) = (app.config.idle_timeout, app.config.tls.clone());
+    let (keys, usage) = (app.config.keys_file.clone(), app.config.usage_log.clone());
     let drained = async move {
         shutdown.await;
         let running = app.drain.running();
@@ -94,7 +96,15 @@ fn serve_boxed<'a>(
         app.drain.drain(app.config.shutdown_timeout, || app.generator.leave()).instrument(drain).await;
         ending
     };
-    Ok(accept_until(listener, tls, service, idle_timeout, drained).boxed())
+    let served = async move {
+        let _watch = keys.as_ref().map(KeysFile::watch);
+        accept_until(listener, tls, service, idle_timeout, drained).await;
+        // The requests that were cut have their lines, too.
+        if let Some(usage) = usage {
+            let _ = tokio::task::spawn_blocking(move || usage.flush()).await;
+        }
+    };
+    Ok(served.boxed())
 }
 
 /// Serves `service` on every connection until `drained` resolves, then closes the connections. An HTTP/1.1

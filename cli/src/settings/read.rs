@@ -3,7 +3,7 @@
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use skein_choice::policy::Policy;
@@ -11,6 +11,7 @@ use skein_node::config::{Origin, Settings, bytes, count, duration, one_of, text}
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::batch::jobs::MAX_RECORDS;
 use skein_router::config::{AdmissionConfig, BatchLimits, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::tenants::KeysFile;
 use skein_text::sources::TextSources;
 
 use super::guards::Guards;
@@ -31,6 +32,8 @@ pub struct FrontSettings {
     pub port: u16,
     /// Certificates and the cluster's secret.
     pub guards: Guards,
+    /// File for the usage of requests, which is opened last.
+    pub usage_log: Option<PathBuf>,
     /// The rest. Address, model and served names are filled in later.
     pub router: RouterConfig,
 }
@@ -47,6 +50,12 @@ impl FrontSettings {
             settings
                 .problem("--admin-api-key is also an --api-key; choose another, which only operators have");
         }
+        let keys_file = settings.value("api-keys-file", text).and_then(|path| {
+            KeysFile::open(Path::new(&path))
+                .map_err(|error| settings.problem(format!("--api-keys-file: {error}")))
+                .ok()
+        });
+        let usage_log = settings.value("usage-log", text).map(PathBuf::from);
         let admission = AdmissionConfig {
             max_num_queued_reqs: small(settings, "max-num-queued-reqs", 1, 1_000_000)
                 .unwrap_or(defaults.admission.max_num_queued_reqs),
@@ -67,6 +76,7 @@ impl FrontSettings {
             cluster_secret: guards.secret.clone(),
             api_keys,
             admin_api_key,
+            keys_file,
             allowed_origins: settings.list("allowed-origins", origins).concat(),
             batch_dir: settings.value("batch-dir", text).map(PathBuf::from),
             batch_limits: batch_limits(settings),
@@ -85,7 +95,7 @@ impl FrontSettings {
             recovery: recovery(settings),
             ..defaults
         };
-        let front = Self { host, port, guards, router };
+        let front = Self { host, port, guards, usage_log, router };
         front.check_exposure(settings);
         front
     }
@@ -109,7 +119,7 @@ impl FrontSettings {
     /// Refuses to open the API to the network because of a configuration file alone: files get copied, so
     /// this takes an explicit decision at the start.
     fn check_exposure(&self, settings: &mut Settings) {
-        if self.is_loopback() || !self.router.api_keys.is_empty() || self.host.is_empty() {
+        if self.is_loopback() || self.router.has_keys() || self.host.is_empty() {
             return;
         }
         if let Origin::File(path) = settings.origin("host") {

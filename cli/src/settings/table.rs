@@ -236,6 +236,22 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "Key that also loads adapters and replaces the model; without it, an --api-key does neither [default: none]",
     ))),
+    one(
+        "api-keys-file",
+        None,
+        "FILE",
+        API,
+        FRONT,
+        "TOML file of keys with tenant, limits, models and expiry each (skein keys new); read again when it changes [default: none]",
+    ),
+    tokens(one(
+        "usage-log",
+        None,
+        "FILE",
+        API,
+        FRONT,
+        "Append a line of JSON with the tokens of each request to this file, which may be rotated [default: none]",
+    )),
     many(
         "allowed-origins",
         "ORIGIN",

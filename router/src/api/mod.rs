@@ -39,7 +39,7 @@ use crate::request::tenant::Tenant;
 /// All HTTP routes, with the gRPC routes `guarded` and `open` merged in. When keys are set, everything except
 /// the health routes, the page at `/` and `open` needs one.
 pub fn router(app: App, guarded: Router, open: Router) -> Router {
-    let keys = ApiKeys::new(&app.config.api_keys, app.config.admin_api_key.as_deref());
+    let keys = ApiKeys::of(&app.config);
     let root_path = app.config.root_path.clone();
     let cors = cors::layer(&app.config.allowed_origins);
     let guarded = Router::new()

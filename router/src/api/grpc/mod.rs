@@ -6,7 +6,7 @@ pub mod status;
 
 use axum::Router;
 use axum::body::Body;
-use axum::middleware::map_response;
+use axum::middleware::{map_request, map_response};
 use axum::response::{IntoResponse, Response};
 use http::Request;
 use tonic::codec::CompressionEncoding;
@@ -18,6 +18,8 @@ use crate::api::kserve::KserveService;
 use crate::api::skein::inference::InferenceService;
 use crate::api::worker_face::WorkerFace;
 use crate::app::App;
+use crate::refusal::Refusal;
+use crate::request::tenant::Tenant;
 use skein_proto::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
 use skein_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use skein_proto::v1::inference_server::InferenceServer;
@@ -69,10 +71,22 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
     let face = WorkerServer::new(WorkerFace::new(app.clone()))
         .max_decoding_message_size(skein_proto::MAX_MESSAGE_BYTES)
         .max_encoding_message_size(skein_proto::MAX_MESSAGE_BYTES);
-    let router = add(add(add(Router::new(), inference), kserve), face);
+    let face = add(Router::new(), face).layer(map_request(only_gateways));
+    let router = add(add(Router::new(), inference), kserve).merge(face);
     // Tools still use both versions of reflection.
     let router = add(add(router, reflection().build_v1()?), reflection().build_v1alpha()?);
     Ok(router.layer(map_response(malformed_as_invalid)))
+}
+
+/// Refuses keys of the keys file that are no gateway's: through the service for gateways a request names its
+/// cache and its stream itself, also those of another tenant.
+async fn only_gateways(request: Request<Body>) -> Result<Request<Body>, Response> {
+    let key = request.extensions().get::<Tenant>().and_then(Tenant::key);
+    if key.is_none_or(|key| key.is_gateway) {
+        return Ok(request);
+    }
+    let message = "This service is for gateways; the key's entry in the keys file needs gateway = true.";
+    Err(status::refuse(&request, Refusal::Forbidden(message.to_owned())))
 }
 
 /// Changes the status of a request that is not protobuf or is too large to INVALID_ARGUMENT. tonic's codec

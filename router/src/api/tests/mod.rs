@@ -18,6 +18,7 @@ mod resume;
 mod scores;
 mod service;
 mod tls;
+mod tenants;
 mod tools;
 mod usage;
 
