@@ -200,7 +200,10 @@ pub async fn start_with(
 }
 
 /// Loads tokenizer and chat template, after their trials.
-async fn load_text(config: &RouterConfig) -> Result<ModelText, Failure> {
+///
+/// # Errors
+/// If one of them cannot be used.
+pub async fn load_text(config: &RouterConfig) -> Result<ModelText, Failure> {
     let RouterConfig { model, served_model_names: names, text: sources, .. } = config.clone();
     let unusable = |error: TextError| bad_model(&config.model, &error);
     let vocab_size = model::vocab_size(&model);

@@ -13,6 +13,8 @@ mod banner;
 mod bench;
 mod certificates;
 mod certs;
+#[cfg(feature = "worker")]
+mod doctor;
 mod exit;
 mod front;
 mod gateway;
@@ -150,6 +152,8 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         #[cfg(feature = "worker")]
         Some((quantize::QUANTIZE, matches)) => runtime(None)?.block_on(quantize::run(matches)),
         #[cfg(feature = "worker")]
+        Some((doctor::DOCTOR, matches)) => runtime(None)?.block_on(doctor::run(matches)),
+        #[cfg(feature = "worker")]
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
         Some((certs::CERTS, matches)) => certs::run(matches),
         Some((keys::KEYS, matches)) => keys::run(matches),
@@ -199,6 +203,8 @@ fn command() -> Command {
             bench::command(),
             #[cfg(feature = "worker")]
             quantize::command(),
+            #[cfg(feature = "worker")]
+            doctor::command(model_arg()),
             #[cfg(feature = "worker")]
             gpu_check::command(),
             #[cfg(feature = "worker")]
@@ -360,6 +366,8 @@ mod tests {
         check("skein gpu-check kernels --scale full --only gemv --seed 3 --device 1 --json", true);
         check("skein gpu-check nothing", false);
         check("skein config show --port 1", true);
+        check("skein doctor", true);
+        check("skein doctor dir --url http://a:1 --api-key k --discovery etcd://a:2379 --json", true);
         check("skein version --json", true);
         check("skein help", true);
         check("skein help bench latency", true);

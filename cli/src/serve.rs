@@ -42,10 +42,14 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct ServeSettings {
     log: LogOptions,
-    front: FrontSettings,
-    engine: EngineSettings,
-    workers: Option<usize>,
-    named: Named,
+    /// Of the API.
+    pub front: FrontSettings,
+    /// Of the workers.
+    pub engine: EngineSettings,
+    /// Number of workers; `None` = as many as fit the machine.
+    pub workers: Option<usize>,
+    /// The model.
+    pub named: Named,
 }
 
 impl ServeSettings {
@@ -179,7 +183,7 @@ pub fn visible_gpus(engine: &EngineSettings) -> usize {
 
 /// One worker per GPU, or per as many GPUs as it has ranks: two on one would share its memory and read the
 /// weights twice.
-fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
+pub fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
     let ranks = engine.worker.ranks.on_node() as usize;
     match (gpus, engine.device.ordinal) {
         _ if engine.worker.ranks.nodes.count > 1 => 1,

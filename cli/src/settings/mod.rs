@@ -113,7 +113,7 @@ pub fn load(which: u8, matches: &ArgMatches) -> Result<Settings, Failure> {
     let schema = Schema {
         keys: &keys,
         other_keys: &other_keys,
-        section: SECTIONS.iter().find(|(_, command)| *command == which).map_or("", |(name, _)| name),
+        section: SECTIONS.iter().find(|(_, command)| which & command != 0).map_or("", |(name, _)| name),
         sections: &SECTIONS.map(|(name, _)| name),
         foreign_variables: &FOREIGN_VARIABLES,
     };

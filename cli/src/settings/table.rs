@@ -13,7 +13,7 @@ pub struct Flag {
     /// Heading in help texts.
     pub group: &'static str,
     /// Bits of the commands that read it: [`SERVE`], [`ROUTER`], [`WORKER`], [`RUN`], [`BENCH`], [`GATEWAY`],
-    /// [`RUN_BATCH`].
+    /// [`RUN_BATCH`], [`DOCTOR`].
     pub commands: u8,
     /// One line of help.
     pub help: &'static str,
@@ -39,6 +39,8 @@ pub const BENCH: u8 = 16;
 pub const GATEWAY: u8 = 32;
 /// Bit of `skein run-batch`.
 pub const RUN_BATCH: u8 = 64;
+/// Bit of `skein doctor`, which also reads what `skein serve` does.
+pub const DOCTOR: u8 = 128;
 
 const FRONT: u8 = SERVE | ROUTER | GATEWAY;
 const COMPUTE: u8 = SERVE | WORKER | BENCH | RUN_BATCH;
@@ -493,7 +495,7 @@ pub const FLAGS: &[Flag] = &[
         None,
         "SOURCE",
         CLUSTER,
-        ROUTER | WORKER,
+        ROUTER | WORKER | DOCTOR,
         "Where routers find workers: etcd://host:2379[,host:2379][/cluster], etcds:// for TLS, dns://name:port (routers only)",
     )),
     one(
@@ -520,13 +522,13 @@ pub const FLAGS: &[Flag] = &[
         WORKER,
         "How long a worker's entry in etcd survives without a keep-alive",
     ),
-    tokens(one("etcd-user", None, "NAME", CLUSTER, ROUTER | WORKER, "User name for etcd")),
+    tokens(one("etcd-user", None, "NAME", CLUSTER, ROUTER | WORKER | DOCTOR, "User name for etcd")),
     tokens(one(
         "etcd-password-file",
         None,
         "FILE",
         CLUSTER,
-        ROUTER | WORKER,
+        ROUTER | WORKER | DOCTOR,
         "File with the password of --etcd-user",
     )),
     tokens(one(
@@ -534,7 +536,7 @@ pub const FLAGS: &[Flag] = &[
         None,
         "FILE",
         CLUSTER,
-        ROUTER | WORKER,
+        ROUTER | WORKER | DOCTOR,
         "Authority that signed etcd's certificates (PEM); for etcds://",
     )),
     tokens(one(
@@ -542,10 +544,17 @@ pub const FLAGS: &[Flag] = &[
         None,
         "FILE",
         CLUSTER,
-        ROUTER | WORKER,
+        ROUTER | WORKER | DOCTOR,
         "Client certificate (PEM), if etcd requires one",
     )),
-    tokens(one("etcd-key", None, "FILE", CLUSTER, ROUTER | WORKER, "Private key of --etcd-cert (PEM)")),
+    tokens(one(
+        "etcd-key",
+        None,
+        "FILE",
+        CLUSTER,
+        ROUTER | WORKER | DOCTOR,
+        "Private key of --etcd-cert (PEM)",
+    )),
     same_on_nodes(
         "/ranks/tensor_parallel",
         one(

@@ -3,6 +3,7 @@
 mod adapter_records;
 mod adapters;
 mod chaos;
+mod doctor;
 mod etcd;
 mod faults;
 mod gguf;
