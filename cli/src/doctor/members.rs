@@ -11,7 +11,7 @@ use skein_proto::worker::v1::InfoResponse;
 use skein_router::links::transport::{Connector, Grpc};
 
 use super::report::Report;
-use crate::settings::DiscoverySettings;
+use crate::settings::{DiscoverySettings, Guards};
 
 /// Longest wait for a worker, or for a name server.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -19,14 +19,14 @@ const WITHIN: Duration = Duration::from_secs(5);
 const MAX_CALLED: usize = 256;
 
 /// Checks the source of `settings` and the workers that it lists.
-pub async fn check(report: &mut Report, settings: DiscoverySettings) {
+pub async fn check(report: &mut Report, settings: DiscoverySettings, guards: &Guards) {
     let members = match settings.source {
         None => return,
         Some(MembershipSource::Dns(name)) => in_dns(report, &name.host, name.port).await,
         Some(MembershipSource::Etcd { cluster, .. }) => in_etcd(report, settings.etcd, &cluster).await,
     };
     if let Some(members) = members {
-        workers(report, members).await;
+        workers(report, members, &guards.connector(None).unwrap_or_default()).await;
     }
 }
 
@@ -108,7 +108,7 @@ fn fix_of(error: &EtcdError) -> &'static str {
 }
 
 /// Calls every worker, all at once.
-async fn workers(report: &mut Report, members: Vec<Member>) {
+async fn workers(report: &mut Report, members: Vec<Member>, way: &Grpc) {
     if members.len() > MAX_CALLED {
         report.warn(
             "workers",
@@ -116,7 +116,7 @@ async fn workers(report: &mut Report, members: Vec<Member>) {
             "nothing",
         );
     }
-    let calls = members.iter().take(MAX_CALLED).map(async |member| (member, info(&member.address).await));
+    let calls = members.iter().take(MAX_CALLED).map(async |member| (member, info(way, &member.address).await));
     let mut answered = Vec::new();
     for (member, answer) in join_all(calls).await {
         match answer {
@@ -125,7 +125,8 @@ async fn workers(report: &mut Report, members: Vec<Member>) {
                 "workers",
                 format!("{} is listed at {} and does not answer: {why}", member.id, member.address),
                 "if it has ended, its entry goes with its lease (10 s by default); if it runs, its --advertise must be an \
-                 address that reaches it from here",
+                 address that reaches it from here; workers of a guarded cluster answer only with its --cluster-ca, \
+                 --cluster-cert and --cluster-key, or its --cluster-secret-file",
             ),
         }
     }
@@ -135,9 +136,9 @@ async fn workers(report: &mut Report, members: Vec<Member>) {
     of_one_kind(report, &answered);
 }
 
-async fn info(address: &str) -> Result<InfoResponse, String> {
+async fn info(way: &Grpc, address: &str) -> Result<InfoResponse, String> {
     let call = async {
-        let transport = Grpc.connect(address).await?;
+        let transport = way.connect(address).await?;
         transport.info().await.map_err(|status| format!("{:?}: {}", status.code(), status.message()))
     };
     let late = || Err(format!("no answer within {} s", WITHIN.as_secs()));

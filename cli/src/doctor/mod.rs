@@ -107,7 +107,7 @@ async fn with_settings(
     }
     if discovery.source.is_some() {
         report.begin("cluster");
-        members::check(report, discovery).await;
+        members::check(report, discovery, &read.front.guards).await;
     } else if url.is_none() {
         settings::check_address(report, &read.front).await;
         report.begin("model");
