@@ -170,7 +170,12 @@ fn not_loadable(report: &mut Report, model: &Path, failure: &Failure) {
 
 /// Tokenizer and chat template, as the router loads them, and a first chat.
 async fn text(report: &mut Report, settings: ServeSettings, served: &Served) {
-    let config = front::router_config(settings.front, served, ([127, 0, 0, 1], 0).into());
+    // The log of usage would be made here.
+    let front = FrontSettings { usage_log: None, ..settings.front };
+    let config = match front::router_config(front, served, ([127, 0, 0, 1], 0).into()) {
+        Ok(config) => config,
+        Err(failure) => return report.fail("settings", failure.message, "correct the flag that it names"),
+    };
     let text = match front::load_text(&config).await {
         Ok(text) => text.rendered_by(render_processes(&config.model, &config.text)),
         Err(failure) => {
