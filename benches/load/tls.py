@@ -1,4 +1,4 @@
-"""Measures what TLS costs a router, in turn with the same router without it: requests a second on one processor.
+"""Measures what TLS costs a router, in turn with the same router without it, on one processor.
 
 Usage: python3 benches/load/tls.py path/to/skein [--rounds N]
 Needs wrk (Debian: apt-get install wrk), openssl and two processors: the routers have one, the workers and the
