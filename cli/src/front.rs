@@ -158,8 +158,8 @@ pub async fn start_over(
     Ok((app, cluster))
 }
 
-/// Starts a router's core over `changes`, whose members `connector` reaches. Also returns the cluster, for its
-/// status.
+/// Starts a router's core over `changes`, whose members `connector` reaches. Also returns the cluster, for
+/// its status.
 ///
 /// # Errors
 /// If the model's tokenizer or chat template cannot be used.

@@ -1,5 +1,5 @@
-//! HTTP and gRPC on one port: HTTP/1.1 and HTTP/2, distinguished by their first bytes, with or without TLS. Every wait
-//! and every size that a client controls has a bound here or in `config`.
+//! HTTP and gRPC on one port: HTTP/1.1 and HTTP/2, distinguished by their first bytes, with or without TLS.
+//! Every wait and every size that a client controls has a bound here or in `config`.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -76,9 +76,9 @@ fn serve_boxed<'a>(
     let router = api::router(app.clone(), guarded, grpc::open(&app));
     let nodes = NodeCheck::of(&app.config);
     let service = move |mut request: http::Request<Incoming>| {
-        let (router, refused) = (router.clone(), nodes.check(&mut request));
+        let (router, refused) = (router.clone(), nodes.refusal(&mut request));
         async move {
-            if let Err(refused) = refused {
+            if let Some(refused) = refused {
                 return refused;
             }
             router.oneshot(request).await.unwrap_or_else(|never| match never {})

@@ -9,6 +9,7 @@ use skein_node::discovery::{self, Change, Member};
 use skein_node::supervisor::Secret;
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::links::transport::{Connector, Grpc};
+use skein_router::links::worker_client::WorkerClient;
 use skein_tests::pki::{Dates, Pair, Pki};
 use skein_tls::{ClientFiles, ClientTls, ClusterFiles, ClusterTls, IdentityFiles, PortTls};
 use skein_worker::backend::fake::StepCost;
@@ -86,9 +87,9 @@ async fn strangers_are_refused_with_a_reason() {
     let right = secret();
     let right = right.expose();
     let cases = [
-        ("no TLS", &guarded, key(plain(), right), ""),
-        ("no certificate", &guarded, key(trusting(None), right), ""),
-        ("not a node's certificate", &guarded, key(trusting(Some(web)), right), ""),
+        ("no TLS", &guarded, key(plain(), right), "without TLS on this port"),
+        ("no certificate", &guarded, key(trusting(None), right), "certificate"),
+        ("not a node's certificate", &guarded, key(trusting(Some(web)), right), "certificate"),
         ("another CA", &guarded, key(plain().with_tls(node(&other, "x").client), right), "no trusted CA"),
         ("no secret", &guarded, as_router(), "--cluster-secret-file"),
         ("a wrong secret", &guarded, key(as_router(), "0123456789abcdef"), "--cluster-secret-file"),
@@ -99,12 +100,11 @@ async fn strangers_are_refused_with_a_reason() {
     for (what, worker, way, expected) in cases {
         let address = worker.address.to_string();
         let reached = async {
-            let transport = way.connect(&address).await?;
-            transport.info().await.map_err(|status| format!("{status:?}"))
+            let client = WorkerClient::connect(&way, &address).await.map_err(|error| error.to_string())?;
+            client.info().await.map_err(|error| error.to_string())
         };
         let reason = tokio::time::timeout(TIMEOUT, reached).await.expect("refused in time").map(drop);
         let reason = reason.expect_err(what);
-        println!("{what}: {reason}");
         assert!(reason.contains(expected), "{what}: {reason}");
     }
     for (worker, way) in

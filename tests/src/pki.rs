@@ -70,8 +70,8 @@ impl Pki {
         self.folder.path()
     }
 
-    /// A certificate for `hosts`, for servers and clients, in files that begin with `file`; existing files are
-    /// replaced.
+    /// A certificate for `hosts`, for servers and clients, in files that begin with `file`; existing files
+    /// are replaced.
     pub fn issue(&self, file: &str, hosts: &[&str], dates: Dates) -> Pair {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, file);

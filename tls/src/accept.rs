@@ -18,8 +18,8 @@ use crate::server::ServerTls;
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Type of the record that begins every TLS connection.
 const HANDSHAKE_RECORD: u8 = 22;
-/// Most of a plain request that is read before the connection is closed. A connection closed with unread bytes
-/// is reset, and the client may never see the answer.
+/// Most of a plain request that is read before the connection is closed. A connection closed with unread
+/// bytes is reset, and the client may never see the answer.
 const MAX_DISCARDED_BYTES: u64 = 64 << 10;
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 

@@ -15,7 +15,7 @@ pub enum HandshakeError {
     },
     /// The server is not trusted, or does not trust this client, or does not speak TLS.
     #[error("TLS: {}", explain(.0))]
-    Failed(#[source] io::Error),
+    Failed(io::Error),
 }
 
 impl From<io::Error> for HandshakeError {

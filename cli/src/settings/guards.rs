@@ -61,8 +61,8 @@ impl Guards {
         Ok(clients? | cluster?)
     }
 
-    /// Connects to other processes of the cluster: with this node's certificate, and with `key`, else with the
-    /// cluster's secret. `None` if `key` is not printable ASCII.
+    /// Connects to other processes of the cluster: with this node's certificate, and with `key`, else with
+    /// the cluster's secret. `None` if `key` is not printable ASCII.
     pub fn connector(&self, key: Option<&str>) -> Option<Grpc> {
         let way = Grpc::default();
         let way = match &self.cluster {
@@ -104,14 +104,21 @@ impl Guards {
 fn listener(settings: &mut Settings) -> Option<ServerFiles> {
     let mut path = |name| settings.value(name, text).map(PathBuf::from);
     let (cert, key, client_ca) = (path("tls-cert"), path("tls-key"), path("tls-client-ca"));
+    // The numbers are Python's, which vLLM's --ssl-cert-reqs takes.
     let kinds = [
         ("required", Some(ClientCertificates::Required)),
         ("optional", Some(ClientCertificates::Optional)),
         ("none", None),
+        ("2", Some(ClientCertificates::Required)),
+        ("1", Some(ClientCertificates::Optional)),
+        ("0", None),
     ];
     let client_certificates = settings.value("tls-client-certs", one_of(&kinds)).flatten();
     let Some(cert) = cert else {
-        for name in ["tls-key", "tls-client-ca", "tls-client-certs"] {
+        let named = ["tls-key", "tls-client-ca", "tls-client-certs"];
+        // To ask clients for no certificate is no wish for TLS.
+        let count = if client_certificates.is_some() { 3 } else { 2 };
+        for name in &named[..count] {
             if is_given(settings, name) {
                 settings
                     .problem(format!("--{name}: applies only with --tls-cert; give it, or leave this out"));
@@ -162,4 +169,109 @@ pub(super) fn secret(settings: &mut Settings) -> Option<Secret> {
 
 fn is_given(settings: &Settings, name: &str) -> bool {
     settings.origin(name) != &Origin::Default
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Command;
+    use skein_tests::pki::{Dates, Pki};
+
+    use super::*;
+    use crate::settings::{load, table::WORKER, with_flags};
+
+    fn read(arguments: &[String]) -> (Guards, Vec<String>) {
+        let command = with_flags(Command::new("test").no_binary_name(true), WORKER);
+        let matches = command.try_get_matches_from(arguments).expect("the flags parse");
+        let mut settings = load(WORKER, &matches).expect("nothing to read");
+        let guards = Guards::read(&mut settings);
+        let listen = settings.value("listen", |given| given.parse().map_err(|_| "no address".to_owned()));
+        guards.check_worker(&mut settings, listen.expect("it has a default"));
+        let problems = settings.finish().map_or_else(|problems| problems.0, |()| Vec::new());
+        (guards, problems)
+    }
+
+    #[test]
+    fn a_worker_on_the_network_needs_a_lock_and_each_problem_has_its_fix() {
+        let pki = Pki::new();
+        let (node, web) = (pki.node("node"), pki.issue("web", &["localhost"], Dates::Always));
+        let expired = pki.issue("expired", &["localhost"], Dates::Past);
+        let file = |name: &str, text: &str| {
+            let path = pki.folder().join(name);
+            std::fs::write(&path, text).expect("written");
+            path.display().to_string()
+        };
+        let (secret, short) = (file("secret", "0123456789abcdef\n"), file("short", "sesame\n"));
+        let ca = pki.ca().display().to_string();
+        let show = |path: &PathBuf| path.display().to_string();
+        let cluster = format!(
+            "--cluster-ca {ca} --cluster-cert {} --cluster-key {}",
+            show(&node.cert),
+            show(&node.key)
+        );
+        let shown = format!("--tls-cert {} --tls-key {}", show(&web.cert), show(&web.key));
+        let check = |line: &str, expected: &[&str]| {
+            let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            let (guards, problems) = read(&arguments);
+            assert_eq!(problems.len(), expected.len(), "{line}: {problems:?}");
+            for (problem, expected) in problems.iter().zip(expected) {
+                assert!(problem.contains(expected), "{line}: {problem}");
+                assert!(!problem.contains("sesame"), "{problem}");
+            }
+            assert!(!format!("{guards:?}").contains("0123456789abcdef"));
+        };
+        let network = "--listen 0.0.0.0:9000";
+        check("", &[]);
+        check(network, &["--insecure-cluster allows it"]);
+        check(&format!("{network} --insecure-cluster"), &[]);
+        check(&format!("{network} --cluster-secret-file {secret}"), &[]);
+        check(&format!("{network} --cluster-secret 0123456789abcdef"), &[]);
+        check(&format!("{network} {cluster}"), &[]);
+        // Encrypted, but open to everyone.
+        check(&format!("{network} {shown}"), &["--insecure-cluster allows it"]);
+        check(&format!("{network} {shown} --tls-client-ca {ca}"), &[]);
+        let optional = format!("{network} {shown} --tls-client-ca {ca} --tls-client-certs optional");
+        check(&optional, &["--insecure-cluster allows it"]);
+        check(&format!("--cluster-secret-file {short}"), &["has 6 characters"]);
+        check("--cluster-secret-file /nowhere", &["cannot read /nowhere"]);
+        check(
+            &format!("--cluster-secret-file {secret} --cluster-secret 0123456789abcdef"),
+            &["leave one of them out"],
+        );
+        check(&format!("--cluster-ca {ca}"), &["--cluster-cert and --cluster-key is missing"]);
+        let web_as_node =
+            format!("--cluster-ca {ca} --cluster-cert {} --cluster-key {}", show(&web.cert), show(&web.key));
+        check(&web_as_node, &["lacks the DNS name `skein-cluster`"]);
+        check(&format!("--tls-cert {} --tls-key {}", show(&expired.cert), show(&expired.key)), &["expired"]);
+        check(&format!("--tls-key {}", show(&web.key)), &["--tls-key: applies only with --tls-cert"]);
+        check(&format!("{shown} --tls-client-certs optional"), &["needs --tls-client-ca"]);
+        check("--tls-client-certs none", &[]);
+        check("--tls-client-certs some", &["is not one of"]);
+    }
+
+    #[test]
+    fn a_router_speaks_tls_to_nodes_and_https_to_clients_only_with_a_certificate() {
+        let pki = Pki::new();
+        let (node, web) = (pki.node("node"), pki.issue("web", &["localhost"], Dates::Always));
+        let flags = |names: [&str; 2], pair: &skein_tests::pki::Pair| {
+            vec![
+                format!("--{}={}", names[0], pair.cert.display()),
+                format!("--{}={}", names[1], pair.key.display()),
+            ]
+        };
+        let cluster = [
+            vec![format!("--cluster-ca={}", pki.ca().display())],
+            flags(["cluster-cert", "cluster-key"], &node),
+        ]
+        .concat();
+        let (guards, _) = read(&cluster);
+        assert!(!guards.front_port().is_https() && guards.node_port().is_https());
+        assert!(guards.has_certificates() && !guards.reload().expect("nothing has changed"));
+        let (guards, _) = read(&flags(["tls-cert", "tls-key"], &web));
+        assert!(guards.front_port().is_https());
+        let (guards, _) = read(&[]);
+        assert!(
+            !guards.has_certificates()
+                && guards.front_port() == PortTls { plain_clients: true, ..PortTls::default() }
+        );
+    }
 }

@@ -1,8 +1,9 @@
 //! Bearer token shared by a worker and its router, so that others cannot call the worker.
 //!
-//! The operator of a cluster gives one to all its processes. Under a supervisor each worker process has its own. It is passed through the worker's standard input, never through
-//! arguments or the environment, and expires with the process: a process that takes over a dead worker's port
-//! cannot use the token that it receives.
+//! The operator of a cluster gives one to all its processes. Under a supervisor each worker process has its
+//! own. It is passed through the worker's standard input, never through arguments or the environment, and
+//! expires with the process: a process that takes over a dead worker's port cannot use the token that it
+//! receives.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};

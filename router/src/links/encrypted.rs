@@ -2,6 +2,7 @@
 
 use std::io;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use http::Uri;
@@ -11,7 +12,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tower::Service;
 
-use super::transport::CONNECT_TIMEOUT;
+/// Time for a connection to a worker, its handshake included.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Opens a connection and does the handshake.
 #[derive(Debug, Clone)]

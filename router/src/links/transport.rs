@@ -16,9 +16,8 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-use super::encrypted::Encrypted;
+use super::encrypted::{CONNECT_TIMEOUT, Encrypted};
 
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// With `KEEPALIVE_TIMEOUT` bounds the time until a silent peer (a cut cable, a stopped process) is noticed.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -75,8 +74,8 @@ pub struct Grpc {
 }
 
 impl Grpc {
-    /// Sends `key` with every call: a router's API key, or the cluster's secret. `None` if it is not printable
-    /// ASCII.
+    /// Sends `key` with every call: a router's API key, or the cluster's secret. `None` if it is not
+    /// printable ASCII.
     pub fn with_key(self, key: &str) -> Option<Self> {
         let mut authorization: MetadataValue<Ascii> = format!("Bearer {key}").parse().ok()?;
         authorization.set_sensitive(true);

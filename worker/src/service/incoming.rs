@@ -18,8 +18,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const MAX_HANDSHAKES: usize = 256;
 
 /// Incoming connections. When one cannot be accepted, tonic tries the next at once. Out of file descriptors
-/// that is a silent busy loop, so this logs the error and pauses. A handshake runs on a task of its own: a slow
-/// one delays nobody.
+/// that is a silent busy loop, so this logs the error and pauses. A handshake runs on a task of its own: a
+/// slow one delays nobody.
 pub(super) fn connections(
     listener: TcpListener,
     tls: PortTls,

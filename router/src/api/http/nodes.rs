@@ -1,5 +1,5 @@
-//! Which callers are gateways of this router's cluster: those with a node's certificate, or with the cluster's
-//! secret. They need no API key for `skein.worker.v1`, and for nothing else do they count as nodes.
+//! Which callers are gateways of this router's cluster: those with a node's certificate, or with the
+//! cluster's secret. They need no API key for `skein.worker.v1`, and for nothing else do they count as nodes.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -21,8 +21,8 @@ pub struct Node;
 #[derive(Debug, Clone)]
 pub struct NodeCheck {
     secret: Option<Secret>,
-    /// Whether strangers are refused. With API keys they are refused in any case, without a node's certificate
-    /// or secret an API that is open to all is open to them, too.
+    /// Whether strangers are refused. With API keys they are refused in any case, without a node's
+    /// certificate or secret an API that is open to all is open to them, too.
     only_nodes: bool,
     /// Where the API is served a second time.
     root_path: String,
@@ -37,30 +37,28 @@ impl NodeCheck {
         Self { secret, only_nodes, root_path: config.root_path.clone() }
     }
 
-    /// Leaves the mark [`Node`] on requests of nodes to paths for nodes, and on no others.
-    ///
-    /// # Errors
-    /// The refusal of a stranger, if only nodes may call that path.
-    pub fn check<B>(&self, request: &mut Request<B>) -> Result<(), Response> {
+    /// Leaves the mark [`Node`] on requests of nodes to paths for nodes, and on no others. Returns the
+    /// refusal of a stranger, if only nodes may call that path.
+    pub fn refusal<B>(&self, request: &mut Request<B>) -> Option<Response> {
         // A connection has one peer, so every request of a node has the mark.
         let by_certificate = request.extensions_mut().remove::<Node>().is_some();
         let path = request.uri().path();
         let below = path.strip_prefix(&*self.root_path).unwrap_or(path);
         if !path.starts_with(FOR_NODES) && !below.starts_with(FOR_NODES) {
-            return Ok(());
+            return None;
         }
         if by_certificate || self.has_secret(request) {
             request.extensions_mut().insert(Node);
-            return Ok(());
+            return None;
         }
         if !self.only_nodes {
-            return Ok(());
+            return None;
         }
         let refusal = Status::unauthenticated(
             "this router accepts only gateways of its cluster: give both the same --cluster-secret-file, or \
              certificates of the same --cluster-ca",
         );
-        Err(refusal.into_http::<Body>())
+        Some(refusal.into_http::<Body>())
     }
 
     fn has_secret<B>(&self, request: &Request<B>) -> bool {
@@ -96,7 +94,7 @@ mod tests {
             if certificate {
                 request.extensions_mut().insert(Node);
             }
-            let passed = NodeCheck::of(config).check(&mut request).is_ok();
+            let passed = NodeCheck::of(config).refusal(&mut request).is_none();
             let found = passed.then(|| request.extensions().get::<Node>().is_some());
             assert_eq!(found, expected, "{path} {token:?} {certificate}");
         };
