@@ -1,5 +1,5 @@
-//! How the commands that talk to a running server reach it: `run --url`, `run-batch --server` and `bench serve`. Their
-//! flags for TLS have curl's names.
+//! How the commands that talk to a running server reach it: `run --url`, `run-batch --server` and `bench
+//! serve`. Their flags for TLS have curl's names.
 
 use std::path::PathBuf;
 

@@ -168,7 +168,8 @@ async fn serve_alone(
     outcome
 }
 
-/// Fails if fake workers would register or share a port for metrics, or if the ports after `listen` do not suffice.
+/// Fails if fake workers would register or share a port for metrics, or if the ports after `listen` do not
+/// suffice.
 fn check_fakes(discovery: &DiscoverySettings, config: &WorkerConfig, count: u16) -> Result<(), Failure> {
     let WorkerConfig { listen, metrics, .. } = config;
     if discovery.source.is_some() {

@@ -48,6 +48,25 @@ pub(crate) fn root_cause(error: &(dyn Error + 'static)) -> String {
 
 fn handshake(error: &(dyn Error + 'static)) -> Option<HandshakeError> {
     let error = error.downcast_ref::<io::Error>()?;
-    let rustls = error.get_ref()?.downcast_ref::<rustls::Error>()?;
-    Some(io::Error::new(error.kind(), rustls.clone()).into())
+    let inner = error.get_ref()?;
+    match inner.downcast_ref::<rustls::Error>() {
+        Some(rustls) => Some(io::Error::new(error.kind(), rustls.clone()).into()),
+        // Connectors wrap it once more, and `source` would skip what is inside.
+        None => handshake(inner),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_handshake_says_what_to_do_however_it_is_wrapped() {
+        let rustls = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        let once = io::Error::new(io::ErrorKind::InvalidData, rustls);
+        let twice = io::Error::other(io::Error::other(once));
+        let said = root_cause(&twice);
+        assert!(said.contains("no trusted CA has issued the peer's certificate"), "{said}");
+        assert_eq!(root_cause(&io::Error::other("refused")), "refused");
+    }
 }

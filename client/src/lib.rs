@@ -1,5 +1,5 @@
-//! Client of a running server, for commands that talk to one: HTTP/1.1 over TCP or TLS, kept connections, a limit for
-//! every wait, errors that say what to do.
+//! Client of a running server, for commands that talk to one: HTTP/1.1 over TCP or TLS, kept connections, a
+//! limit for every wait, errors that say what to do.
 //!
 //! Knows HTTP. Knows nothing of APIs and models.
 

@@ -20,7 +20,8 @@ use crate::serve::accept_until;
 /// How long a connection stays open after an answer: longer than the usual pauses between scrapes and probes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Serves `service` on `at`, if there is such a port, until the result is dropped: also while the process drains.
+/// Serves `service` on `at`, if there is such a port, until the result is dropped: also while the process
+/// drains.
 ///
 /// # Errors
 /// If the address cannot be used.

@@ -14,7 +14,7 @@ LISTEN = "0A"
 
 
 class Capture:
-    """Payloads of all TCP connections over loopback while the block runs, by (source port, destination port)."""
+    """Payloads of all TCP connections over loopback while it is open, by source and destination port."""
 
     def __enter__(self):
         self.flows, self.stopped = {}, False

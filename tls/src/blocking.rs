@@ -1,5 +1,5 @@
-//! TLS over a socket of the standard library, for threads that block: the same calls as a `TcpStream`'s, with its
-//! timeouts and its non-blocking mode. Two handles of one connection may read and write at the same time.
+//! TLS over a socket of the standard library, for threads that block: the same calls as a `TcpStream`'s, with
+//! its timeouts and its non-blocking mode. Two handles of one connection may read and write at the same time.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -16,7 +16,8 @@ const WRITE_BYTES: usize = 64 << 10;
 /// Most bytes that one read takes from the socket.
 const READ_BYTES: usize = 64 << 10;
 
-/// An encrypted connection. Bytes written leave at the next write or [`flush`](Write::flush), which fails with
+/// An encrypted connection. Bytes written leave at the next write or [`flush`](Write::flush), which fails
+/// with
 /// `WouldBlock` like a socket's write.
 #[derive(Clone)]
 pub struct TlsSocket(Arc<Parts>);
@@ -58,7 +59,8 @@ fn invalid(error: rustls::Error) -> io::Error {
 }
 
 impl ClusterTls {
-    /// Serves a connection of another node. The handshake takes place within the first reads, which may be non-blocking.
+    /// Serves a connection of another node. The handshake takes place within the first reads, which may be
+    /// non-blocking.
     ///
     /// # Errors
     /// If the certificate cannot be used.
@@ -70,8 +72,8 @@ impl ClusterTls {
         Ok(TlsSocket::new(socket, session.into()))
     }
 
-    /// Encrypts a connection to another node, whose certificate must have [`CLUSTER_NAME`]. Leaves the socket blocking
-    /// and without timeouts.
+    /// Encrypts a connection to another node, whose certificate must have [`CLUSTER_NAME`]. Leaves the socket
+    /// blocking and without timeouts.
     ///
     /// # Errors
     /// If the handshake fails or takes longer than `most`.
@@ -201,7 +203,8 @@ impl Read for TlsSocket {
             if was_handshaking {
                 self.answer()?;
             }
-            // The peers' messages have lengths, so an end without notice is seen as one in the middle of a message.
+            // The peers' messages have lengths, so an end without notice is seen as one in the middle of a
+            // message.
             if received.is_empty() && !received.fill(&self.0.socket)? {
                 return if was_handshaking { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(0) };
             }

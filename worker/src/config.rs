@@ -22,8 +22,8 @@ pub struct WorkerConfig {
     pub served_model_name: String,
     /// Address of the gRPC service; port 0 lets the system choose.
     pub listen: SocketAddr,
-    /// A port of its own for metrics and health, in plain HTTP without certificates and secrets; `None` = `listen`
-    /// has both.
+    /// A port of its own for metrics and health, in plain HTTP without certificates and secrets; `None` =
+    /// `listen` has both.
     #[serde(skip)]
     pub metrics: Option<SocketAddr>,
     /// Bearer token that every call must carry; `None` = calls need no token.

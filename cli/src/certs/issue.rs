@@ -1,5 +1,5 @@
-//! Certificates and keys as text: ECDSA over P-256, which every TLS library and HSM supports. Pure, but for the random
-//! numbers of new keys.
+//! Certificates and keys as text: ECDSA over P-256, which every TLS library and HSM supports. Pure, but for
+//! the random numbers of new keys.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
 };
+
+use x509_parser::extensions::GeneralName;
 
 use super::error::CertsError;
 
@@ -97,8 +99,8 @@ impl Authority {
         &self.pem
     }
 
-    /// A node's certificate for `name`, `hosts` and [`CLUSTER_NAME`], with a new key, or with the one given as text and
-    /// path.
+    /// A node's certificate for `name`, `hosts` and [`CLUSTER_NAME`], with a new key, or with the one given
+    /// as text and path.
     ///
     /// # Errors
     /// If a name, a host or `days` are invalid, or the certificate would outlive the authority.
@@ -132,6 +134,27 @@ impl Authority {
         let certificate = parameters.signed_by(&key, &self.issuer)?.pem();
         Ok(Pair { certificate, key: key.serialize_pem() })
     }
+}
+
+/// The hosts of a certificate that exists, with its path for errors.
+///
+/// # Errors
+/// If it is none.
+pub fn hosts((certificate, path): (&str, &PathBuf)) -> Result<Vec<String>, CertsError> {
+    let unusable = |why: String| CertsError::Unusable { path: path.clone(), what: "certificate", why };
+    let (_, block) = x509_parser::pem::parse_x509_pem(certificate.as_bytes())
+        .map_err(|error| unusable(error.to_string()))?;
+    let parsed = block.parse_x509().map_err(|error| unusable(error.to_string()))?;
+    let names = parsed.subject_alternative_name().map_err(|error| unusable(error.to_string()))?;
+    let host = |name: &GeneralName<'_>| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => match bytes.len() {
+            4 => bytes.first_chunk::<4>().map(|bytes| IpAddr::from(*bytes).to_string()),
+            _ => bytes.first_chunk::<16>().map(|bytes| IpAddr::from(*bytes).to_string()),
+        },
+        _ => None,
+    };
+    Ok(names.iter().flat_map(|names| &names.value.general_names).filter_map(host).collect())
 }
 
 fn private_key(pem: &str, path: &Path) -> Result<KeyPair, CertsError> {
@@ -236,9 +259,12 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_certificate_keeps_its_key() {
+    fn a_renewed_certificate_keeps_its_key_and_its_hosts() {
         let authority = parsed(&authority(10, NOW).unwrap(), NOW).unwrap();
-        let first = authority.node("a", &[], 1, None).unwrap();
+        let given = ["b.example", "10.0.0.7", "fd00::7"].map(str::to_owned);
+        let first = authority.node("a", &given, 1, None).unwrap();
+        let kept = hosts((&first.certificate, &"a.crt".into())).unwrap();
+        assert_eq!(kept, ["skein-cluster", "a", "b.example", "10.0.0.7", "fd00::7"]);
         let renewed = authority.node("a", &[], 2, Some((&first.key, Path::new("a.key")))).unwrap();
         assert_eq!(first.key, renewed.key);
         assert_ne!(first.certificate, renewed.certificate);

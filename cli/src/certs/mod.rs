@@ -61,7 +61,7 @@ struct NodeFlags {
     days: u32,
     #[arg(
         long,
-        help = "Replace NAME.crt and keep NAME.key; running processes read the new certificate within seconds"
+        help = "Replace NAME.crt, and keep NAME.key and without --host the hosts; running processes read it within seconds"
     )]
     renew: bool,
 }
@@ -128,7 +128,11 @@ fn make_node(flags: &NodeFlags) -> Result<(), CertsError> {
     let (certificate, key) = paths(out, issue::checked_name(&flags.name)?);
     let kept = if flags.renew { Some((read(&key)?, key.as_path())) } else { None };
     let kept = kept.as_ref().map(|(pem, path)| (pem.as_str(), *path));
-    let pair = authority.node(&flags.name, &flags.host, flags.days, kept)?;
+    let hosts = match flags.renew && flags.host.is_empty() {
+        true => issue::hosts((&read(&certificate)?, &certificate))?,
+        false => flags.host.clone(),
+    };
+    let pair = authority.node(&flags.name, &hosts, flags.days, kept)?;
     if flags.renew {
         replace(&certificate, &pair.certificate)?;
         outln!("{}  renewed for {} days; its key stays", certificate.display(), flags.days);

@@ -72,8 +72,8 @@ pub fn listen(topology: &Topology, at: IpAddr) -> std::io::Result<Option<TcpList
     Ok(Some(listener))
 }
 
-/// Connects `rank` to its peers. `peers` is required if there are several nodes, and `tls` encrypts the connections
-/// between them.
+/// Connects `rank` to its peers. `peers` is required if there are several nodes, and `tls` encrypts the
+/// connections between them.
 ///
 /// # Errors
 /// If a rank cannot be reached or does not connect in time, or if the group ends first.

@@ -9,8 +9,8 @@
 //! leader → Welcome, or Refused with the reason
 //! ```
 //!
-//! If the nodes have certificates of the cluster, all of it happens within mutual TLS, and so does what follows. Without
-//! them traffic is not encrypted: such groups belong on trusted networks.
+//! If the nodes have certificates of the cluster, all of it happens within mutual TLS, and so does what
+//! follows. Without them traffic is not encrypted: such groups belong on trusted networks.
 
 use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
