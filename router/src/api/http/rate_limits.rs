@@ -65,7 +65,10 @@ pub fn add(headers: &mut HeaderMap, quotas: &Quotas, is_anthropics: bool) {
         let reset = if is_anthropics { at(clock::unix_time() + reset) } else { within(reset) };
         let values = [HeaderValue::from(limit), HeaderValue::from(remaining)];
         let values = values.into_iter().chain(HeaderValue::from_str(&reset));
-        headers.extend(names.into_iter().zip(values));
+        for (name, value) in names.into_iter().zip(values) {
+            // In place of another server's, behind which this process stands.
+            headers.insert(name, value);
+        }
     }
 }
 
@@ -99,7 +102,8 @@ mod tests {
         let quotas = Quotas { requests: Some(quota), tokens: None };
         let names = |is_anthropics| {
             let mut headers = HeaderMap::new();
-            add(&mut headers, &quotas, is_anthropics);
+            (0..2).for_each(|_| add(&mut headers, &quotas, is_anthropics));
+            assert_eq!(headers.len(), 3, "each has one value");
             let mut names: Vec<String> = headers.keys().map(ToString::to_string).collect();
             names.sort();
             (names, headers)
