@@ -15,6 +15,7 @@ mod rank_adapters;
 mod replaced;
 mod serving;
 mod swap;
+mod tools;
 mod traces;
 mod wide_model;
 
