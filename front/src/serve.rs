@@ -58,7 +58,7 @@ fn serve_boxed(
     shutdown: BoxFuture<'_, ()>,
 ) -> BoxFuture<'_, ()> {
     let shared = upstreams.0;
-    let idle_timeout = shared.config.router.idle_timeout;
+    let limits = shared.config.router.connection_limits();
     let draining = shared.clone();
     let drained = async move {
         shutdown.await;
@@ -79,7 +79,7 @@ fn serve_boxed(
             }
         }
     };
-    skein_router::serve::accept_until(listener, service, idle_timeout, drained).boxed()
+    skein_router::serve::accept_until(listener, service, limits, drained).boxed()
 }
 
 async fn respond(shared: Arc<Shared>, request: Request<Incoming>) -> Response<AnswerBody> {

@@ -16,7 +16,11 @@ pub mod cluster;
 pub mod config;
 pub mod dispatch;
 pub mod drain;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod generator;
+pub mod limits;
 pub mod links;
 pub mod metrics;
 pub mod refusal;
@@ -24,7 +28,7 @@ pub mod request;
 mod request_lines;
 pub mod serve;
 pub mod swap;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod testing;
 pub mod text;
 pub mod validate;

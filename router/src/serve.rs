@@ -17,7 +17,6 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use skein_node::trace::PROCESS;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
@@ -25,9 +24,8 @@ use tracing::{Instrument, info_span};
 
 use crate::api::{self, grpc};
 use crate::app::App;
+use crate::limits::{ConnectionLimits, Place, Places};
 
-/// Most connections at once; further ones wait to be accepted.
-const MAX_CONNECTIONS: usize = 16_384;
 /// Time from connecting to the end of the first request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most header lines of one request.
@@ -36,6 +34,16 @@ const MAX_HEADERS: usize = 100;
 const MAX_HEADER_BYTES: u32 = 64 * 1024;
 /// Most requests at once on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 1024;
+/// Most streams of an HTTP/2 connection that its client has reset and we have not yet accepted; with more,
+/// the connection is closed (CVE-2023-44487).
+const MAX_PENDING_RESETS: usize = 20;
+/// Most streams of an HTTP/2 connection that we reset because of its client's errors; with more, it is
+/// closed.
+const MAX_ERROR_RESETS: usize = 1024;
+/// HTTP/2 flow control: most bytes of bodies in flight to us on a stream, and on a connection.
+const WINDOW_BYTES: u32 = 1 << 20;
+/// Most bytes of answers that wait on one HTTP/2 stream for its client to read.
+const MAX_UNSENT_BYTES: usize = 400 * 1024;
 /// How often a silent HTTP/2 peer is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// How long it may take to answer a ping.
@@ -73,7 +81,7 @@ fn serve_boxed<'a>(
         let router = router.clone();
         async move { router.oneshot(request).await.unwrap_or_else(|never| match never {}) }
     };
-    let idle_timeout = app.config.idle_timeout;
+    let limits = app.config.connection_limits();
     let drained = async move {
         shutdown.await;
         let running = app.drain.running();
@@ -83,22 +91,22 @@ fn serve_boxed<'a>(
         app.drain.drain(app.config.shutdown_timeout, || app.generator.leave()).instrument(drain).await;
         ending
     };
-    Ok(accept_until(listener, service, idle_timeout, drained).boxed())
+    Ok(accept_until(listener, service, limits, drained).boxed())
 }
 
 /// Serves `service` on every connection until `drained` resolves, then closes the connections. An HTTP/1.1
-/// connection is closed `idle_timeout` after its last answer.
+/// connection is closed `limits.idle_timeout` after its last answer.
 pub async fn accept_until<F, B, D>(
     listener: TcpListener,
     service: impl Fn(http::Request<Incoming>) -> F + Clone + Send + 'static,
-    idle_timeout: Duration,
+    limits: ConnectionLimits,
     drained: impl Future<Output = D>,
 ) where
     F: Future<Output = http::Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
-    let (closing, builder) = (CancellationToken::new(), protocol(idle_timeout));
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let (closing, builder) = (CancellationToken::new(), protocol(limits.idle_timeout));
+    let places = Places::new(&limits);
     let mut connections = JoinSet::new();
     tokio::pin!(drained);
     // What `drained` returns is kept until the connections are closed.
@@ -120,15 +128,12 @@ pub async fn accept_until<F, B, D>(
     }
 }
 
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> (Option<OwnedSemaphorePermit>, TcpStream) {
-    // The semaphore is never closed.
-    let place = places.clone().acquire_owned().await.ok();
+async fn accept(listener: &TcpListener, places: &Places) -> (Place, TcpStream) {
+    let mut place = places.next().await;
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return (place, stream),
+            Ok((stream, peer)) if places.give(&mut place, peer.ip()) => return (place, stream),
+            Ok(_) => {} // closed
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -142,7 +147,7 @@ async fn connection<F, B>(
     builder: auto::Builder<TokioExecutor>,
     service: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
     closing: CancellationToken,
-    _place: Option<OwnedSemaphorePermit>,
+    _place: Place,
 ) where
     F: Future<Output = http::Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
@@ -192,6 +197,11 @@ fn protocol(idle_timeout: Duration) -> auto::Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .max_header_list_size(MAX_HEADER_BYTES)
         .max_concurrent_streams(MAX_STREAMS)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .max_local_error_reset_streams(MAX_ERROR_RESETS)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_send_buf_size(MAX_UNSENT_BYTES)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
     builder

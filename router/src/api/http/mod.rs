@@ -7,6 +7,7 @@ pub mod error;
 pub(crate) mod face;
 pub mod keys;
 pub(crate) mod metrics;
+pub(crate) mod pace;
 pub mod receipts;
 pub(crate) mod request_id;
 pub(crate) mod span;
