@@ -1,6 +1,8 @@
 //! The accept loop under clients that abuse connections: floods of HTTP/2 frames, too many connections.
 //! Frames are written by hand, because no library sends these.
 
+#![allow(clippy::unwrap_used)] // only `#[test]` functions are known as tests
+
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;

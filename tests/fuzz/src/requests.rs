@@ -317,7 +317,7 @@ fn grpc_seeds() -> Vec<Vec<u8>> {
     let generate = crate::wire::generate_request();
     let attach = wire::AttachRequest {
         request_id: "r".to_owned(),
-        stream_key: vec![7; 16].into(),
+        stream_key: vec![7; 16],
         samples: vec![wire::SamplePosition { index: 0, from_position: 3 }],
         ..wire::AttachRequest::default()
     };

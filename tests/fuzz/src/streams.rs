@@ -110,7 +110,6 @@ fn kserve_seeds() -> Vec<Vec<u8>> {
         name: name.to_owned(),
         datatype: datatype.to_owned(),
         shape: vec![-1, 1],
-        ..TensorMetadata::default()
     };
     let metadata =
         |inputs| ModelMetadataResponse { name: "m".to_owned(), inputs, ..ModelMetadataResponse::default() };

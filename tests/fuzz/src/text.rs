@@ -195,7 +195,7 @@ fn stop(data: &[u8]) {
 }
 
 fn stop_seeds() -> Vec<Vec<u8>> {
-    [&["ab", "b", "xxabx"][..], &["é", "\n\n", "a\n\né"], &["aab", "aaaab"]].map(|parts| join(parts)).into()
+    [&["ab", "b", "xxabx"][..], &["é", "\n\n", "a\n\né"], &["aab", "aaaab"]].map(join).into()
 }
 
 fn generation(data: &[u8]) {

@@ -70,7 +70,7 @@ pub fn generate_request() -> wire::GenerateRequest {
             ..wire::SamplingParams::default()
         }),
         samples: vec![wire::Sample { index: 0, delivered_token_ids: vec![9] }],
-        stream_key: vec![7; 16].into(),
+        stream_key: vec![7; 16],
         timeout_ms: 1000,
         ..wire::GenerateRequest::default()
     }
@@ -79,7 +79,7 @@ pub fn generate_request() -> wire::GenerateRequest {
 fn generate_seeds() -> Vec<Vec<u8>> {
     let attach = wire::AttachRequest {
         request_id: "r".to_owned(),
-        stream_key: vec![7; 16].into(),
+        stream_key: vec![7; 16],
         samples: vec![wire::SamplePosition { index: 0, from_position: 3 }],
         ..wire::AttachRequest::default()
     };

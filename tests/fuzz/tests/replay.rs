@@ -2,6 +2,8 @@
 //! failure comes again. With `TEST_FUZZ_SECONDS` it goes on with further changes for that time, from
 //! `TEST_FUZZ_SEED`. Without a fuzzer this finds what is near; `tests/fuzz/run` searches.
 
+#![allow(clippy::unwrap_used)] // only `#[test]` functions are known as tests
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
