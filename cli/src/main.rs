@@ -264,7 +264,9 @@ fn config_command() -> Command {
     Command::new("config").about("Show settings").subcommand_required(true).subcommand(show)
 }
 
+/// The runtime of a command that serves or connects, which needs a descriptor for each connection.
 fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime, Failure> {
+    skein_sys::descriptors::raise_limit();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     threads.map(|threads| builder.worker_threads(threads));
     builder.enable_all().build().map_err(Failure::other)

@@ -23,6 +23,9 @@ mod continuation;
 mod events;
 mod exchange;
 mod forward;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod headers;
 mod health;
 mod kserve;

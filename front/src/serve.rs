@@ -66,7 +66,7 @@ fn serve_boxed(
     shutdown: BoxFuture<'_, ()>,
 ) -> BoxFuture<'_, ()> {
     let shared = upstreams.0;
-    let (idle_timeout, tls) = (shared.config.router.idle_timeout, shared.config.router.tls.clone());
+    let (limits, tls) = (shared.config.router.connection_limits(), shared.config.router.tls.clone());
     let (draining, keys) = (shared.clone(), shared.config.router.keys_file.clone());
     let drained = async move {
         shutdown.await;
@@ -89,7 +89,7 @@ fn serve_boxed(
     };
     async move {
         let _watch = keys.as_ref().map(KeysFile::watch);
-        skein_router::serve::accept_until(listener, tls, service, idle_timeout, drained).await;
+        skein_router::serve::accept_until(listener, tls, service, limits, drained).await;
     }
     .boxed()
 }

@@ -12,6 +12,8 @@ use skein_tls::PortTls;
 use crate::tenants::KeysFile;
 use crate::tenants::usage_log::UsageLog;
 
+use crate::limits::{ConnectionLimits, MAX_CONNECTIONS};
+
 /// Effective settings of one router process.
 #[derive(Debug, Clone)]
 pub struct RouterConfig {
@@ -67,6 +69,10 @@ pub struct RouterConfig {
     pub migration_limit: u32,
     /// How long a connection without a request stays open.
     pub idle_timeout: Duration,
+    /// Most connections of clients at once.
+    pub max_connections: usize,
+    /// Most connections of one client's address; `None` = no limit.
+    pub max_connections_per_ip: Option<usize>,
     /// How long a shutdown waits for running streams before it ends them with an error.
     pub shutdown_timeout: Duration,
     /// When a worker counts as lost, and how its streams recover.
@@ -113,9 +119,21 @@ impl RouterConfig {
             policy: Policy::default(),
             migration_limit: MIGRATION_LIMIT,
             idle_timeout: IDLE_TIMEOUT,
+            max_connections: MAX_CONNECTIONS,
+            max_connections_per_ip: None,
             shutdown_timeout: SHUTDOWN_TIMEOUT,
             recovery: RecoveryConfig::default(),
         }
+    }
+
+    /// Bounds on the connections of the port, within the descriptors that this process may have.
+    pub fn connection_limits(&self) -> ConnectionLimits {
+        let limits = ConnectionLimits {
+            total: self.max_connections,
+            per_address: self.max_connections_per_ip,
+            idle_timeout: self.idle_timeout,
+        };
+        limits.within(skein_sys::descriptors::limit().unwrap_or(u64::MAX))
     }
 }
 

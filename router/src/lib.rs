@@ -17,7 +17,11 @@ pub mod cluster;
 pub mod config;
 pub mod dispatch;
 pub mod drain;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod generator;
+pub mod limits;
 pub mod links;
 pub mod metrics;
 pub mod metrics_port;
@@ -27,7 +31,7 @@ mod request_lines;
 pub mod serve;
 pub mod swap;
 pub mod tenants;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod testing;
 pub mod text;
 pub mod validate;

@@ -18,7 +18,6 @@ use hyper_util::server::conn::auto;
 use skein_node::trace::PROCESS;
 use skein_tls::{Accepted, PortTls};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
@@ -27,11 +26,10 @@ use tracing::{Instrument, info_span};
 use crate::api::http::nodes::{Node, NodeCheck};
 use crate::api::{self, grpc};
 use crate::app::App;
+use crate::limits::{ConnectionLimits, Place, Places};
 use crate::metrics_port;
 use crate::tenants::KeysFile;
 
-/// Most connections at once; further ones wait to be accepted.
-const MAX_CONNECTIONS: usize = 16_384;
 /// Time from connecting to the end of the first request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most header lines of one request.
@@ -40,6 +38,16 @@ const MAX_HEADERS: usize = 100;
 const MAX_HEADER_BYTES: u32 = 64 * 1024;
 /// Most requests at once on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 1024;
+/// Most streams of an HTTP/2 connection that its client has reset and we have not yet accepted; with more,
+/// the connection is closed (CVE-2023-44487).
+const MAX_PENDING_RESETS: usize = 20;
+/// Most streams of an HTTP/2 connection that we reset because of its client's errors; with more, it is
+/// closed.
+const MAX_ERROR_RESETS: usize = 1024;
+/// HTTP/2 flow control: most bytes of bodies in flight to us on a stream, and on a connection.
+const WINDOW_BYTES: u32 = 1 << 20;
+/// Most bytes of answers that wait on one HTTP/2 stream for its client to read.
+const MAX_UNSENT_BYTES: usize = 400 * 1024;
 /// How often a silent HTTP/2 peer is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// How long it may take to answer a ping.
@@ -85,7 +93,7 @@ fn serve_boxed<'a>(
             router.oneshot(request).await.unwrap_or_else(|never| match never {})
         }
     };
-    let (idle_timeout, tls) = (app.config.idle_timeout, app.config.tls.clone());
+    let (limits, tls) = (app.config.connection_limits(), app.config.tls.clone());
     let (keys, usage) = (app.config.keys_file.clone(), app.config.usage_log.clone());
     let drained = async move {
         shutdown.await;
@@ -98,7 +106,7 @@ fn serve_boxed<'a>(
     };
     let served = async move {
         let _watch = keys.as_ref().map(KeysFile::watch);
-        accept_until(listener, tls, service, idle_timeout, drained).await;
+        accept_until(listener, tls, service, limits, drained).await;
         // The requests that were cut have their lines, too.
         if let Some(usage) = usage {
             let _ = tokio::task::spawn_blocking(move || usage.flush()).await;
@@ -108,19 +116,19 @@ fn serve_boxed<'a>(
 }
 
 /// Serves `service` on every connection until `drained` resolves, then closes the connections. An HTTP/1.1
-/// connection is closed `idle_timeout` after its last answer.
+/// connection is closed `limits.idle_timeout` after its last answer.
 pub async fn accept_until<F, B, D>(
     listener: TcpListener,
     tls: PortTls,
     service: impl Fn(http::Request<Incoming>) -> F + Clone + Send + 'static,
-    idle_timeout: Duration,
+    limits: ConnectionLimits,
     drained: impl Future<Output = D>,
 ) where
     F: Future<Output = http::Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
-    let (closing, builder) = (CancellationToken::new(), protocol(idle_timeout));
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let (closing, builder) = (CancellationToken::new(), protocol(limits.idle_timeout));
+    let places = Places::new(&limits);
     let mut connections = JoinSet::new();
     tokio::pin!(drained);
     // What `drained` returns is kept until the connections are closed.
@@ -143,15 +151,12 @@ pub async fn accept_until<F, B, D>(
     }
 }
 
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> (Option<OwnedSemaphorePermit>, TcpStream) {
-    // The semaphore is never closed.
-    let place = places.clone().acquire_owned().await.ok();
+async fn accept(listener: &TcpListener, places: &Places) -> (Place, TcpStream) {
+    let mut place = places.next().await;
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return (place, stream),
+            Ok((stream, peer)) if places.give(&mut place, peer.ip()) => return (place, stream),
+            Ok(_) => {} // closed
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -166,7 +171,7 @@ struct Served {
     tls: PortTls,
     closing: CancellationToken,
     /// Held while the connection is open, from before its handshake.
-    _place: Option<OwnedSemaphorePermit>,
+    _place: Place,
 }
 
 impl Served {
@@ -248,6 +253,11 @@ fn protocol(idle_timeout: Duration) -> auto::Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .max_header_list_size(MAX_HEADER_BYTES)
         .max_concurrent_streams(MAX_STREAMS)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .max_local_error_reset_streams(MAX_ERROR_RESETS)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_send_buf_size(MAX_UNSENT_BYTES)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
     builder

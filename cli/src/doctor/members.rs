@@ -116,7 +116,8 @@ async fn workers(report: &mut Report, members: Vec<Member>, way: &Grpc) {
             "nothing",
         );
     }
-    let calls = members.iter().take(MAX_CALLED).map(async |member| (member, info(way, &member.address).await));
+    let calls =
+        members.iter().take(MAX_CALLED).map(async |member| (member, info(way, &member.address).await));
     let mut answered = Vec::new();
     for (member, answer) in join_all(calls).await {
         match answer {

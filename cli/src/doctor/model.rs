@@ -17,6 +17,7 @@ use crate::front::{self, Served};
 use crate::model::{self, ModelArgument};
 use crate::probe::render_processes;
 use crate::serve::{ServeSettings, default_workers, visible_gpus};
+use crate::settings::FrontSettings;
 use crate::worker;
 
 /// Checks the model of `settings`.

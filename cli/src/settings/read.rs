@@ -91,6 +91,11 @@ impl FrontSettings {
             idle_timeout: settings
                 .value("timeout-keep-alive", duration(Duration::from_secs(1)..=A_DAY))
                 .unwrap_or(defaults.idle_timeout),
+            max_connections: small(settings, "max-connections", 1, 1_000_000)
+                .map_or(defaults.max_connections, |most| most as usize),
+            max_connections_per_ip: small(settings, "max-connections-per-ip", 0, 1_000_000)
+                .filter(|most| *most > 0)
+                .map(|most| most as usize),
             shutdown_timeout: shutdown_timeout(settings),
             recovery: recovery(settings),
             ..defaults

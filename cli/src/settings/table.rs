@@ -826,6 +826,22 @@ pub const FLAGS: &[Flag] = &[
         "How long a client's HTTP/1.1 connection without a request stays open; longer than a proxy in front keeps it",
     ),
     one(
+        "max-connections",
+        Some("16384"),
+        "N",
+        LIMITS,
+        FRONT,
+        "Most connections of clients at once, within the file descriptors that the system allows; further ones wait",
+    ),
+    one(
+        "max-connections-per-ip",
+        Some("0"),
+        "N",
+        LIMITS,
+        FRONT,
+        "Most connections of one client's address; further ones are closed at once. 0 = no limit, as behind a proxy, where all clients have its address",
+    ),
+    one(
         "migration-limit",
         Some("3"),
         "N",

@@ -18,7 +18,7 @@ mod follower;
 mod follower_node;
 mod frame;
 mod heartbeat;
-mod hello;
+pub(crate) mod hello;
 mod leader;
 mod memory;
 mod mesh;
@@ -32,7 +32,7 @@ mod tests;
 mod topology;
 mod watch;
 mod wire;
-mod words;
+pub(crate) mod words;
 
 pub use adapters::{Followed, RankAdapters, RankReader};
 pub use follower::{RankError, follow};

@@ -12,7 +12,7 @@ mod serve;
 mod server;
 #[cfg(test)]
 mod tests;
-mod validate;
+pub(crate) mod validate;
 mod watch;
 mod without_io;
 

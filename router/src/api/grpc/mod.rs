@@ -1,6 +1,7 @@
 //! What all services over gRPC share: their server, statuses, health and reflection. The services are in the
 //! rooms of their APIs: skein.v1 and KServe v2 for clients, skein.worker.v1 for gateways, ext_proc for Envoy.
 
+mod arrival;
 mod health;
 pub mod status;
 
@@ -40,6 +41,10 @@ const MALFORMED: [&str; 4] = [
     "Missing%20request%20message",
 ];
 
+/// Prefix of its message for a message that is not compressed as it says; and for one too large when
+/// unpacked, which has a status of its own.
+const NOT_COMPRESSED: &str = "Error%20decompressing";
+
 /// The services that need a key.
 ///
 /// # Errors
@@ -75,7 +80,7 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
     let router = add(add(Router::new(), inference), kserve).merge(face);
     // Tools still use both versions of reflection.
     let router = add(add(router, reflection().build_v1()?), reflection().build_v1alpha()?);
-    Ok(router.layer(map_response(malformed_as_invalid)))
+    Ok(router.layer(map_response(malformed_as_invalid)).layer(map_request(arrival::in_time)))
 }
 
 /// Refuses keys of the keys file that are no gateway's: through the service for gateways a request names its
@@ -94,7 +99,9 @@ async fn only_gateways(request: Request<Body>) -> Result<Request<Body>, Response
 async fn malformed_as_invalid(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let message = headers.get("grpc-message").and_then(|message| message.to_str().ok()).unwrap_or_default();
-    if MALFORMED.iter().any(|start| message.starts_with(start)) {
+    let is_internal = headers.get("grpc-status").is_some_and(|status| status == "13");
+    let is_cut = is_internal && message.starts_with(NOT_COMPRESSED);
+    if is_cut || MALFORMED.iter().any(|start| message.starts_with(start)) {
         headers.insert("grpc-status", (tonic::Code::InvalidArgument as i32).into());
     }
     response
@@ -103,12 +110,13 @@ async fn malformed_as_invalid(mut response: Response) -> Response {
 /// The services that answer without a key.
 pub fn open(app: &App) -> Router {
     let router = add(Router::new(), HealthServer::new(health::HealthService::new(app.clone())));
-    let Some(port) = app.config.endpoint_port else { return router };
+    let layer = map_response(malformed_as_invalid);
+    let Some(port) = app.config.endpoint_port else { return router.layer(layer) };
     let largest = app.config.limits.body_bytes + ENVELOPE_BYTES;
     let picker = ExternalProcessorServer::new(EndpointPicker::new(app.clone(), port))
         .max_decoding_message_size(largest)
         .max_encoding_message_size(largest);
-    add(router, picker)
+    add(router, picker).layer(layer)
 }
 
 fn add<S>(router: Router, service: S) -> Router

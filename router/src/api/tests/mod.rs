@@ -17,8 +17,8 @@ mod requests;
 mod resume;
 mod scores;
 mod service;
-mod tls;
 mod tenants;
+mod tls;
 mod tools;
 mod usage;
 
