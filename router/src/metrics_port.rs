@@ -15,10 +15,14 @@ use tower::ServiceExt;
 
 use crate::api;
 use crate::app::App;
+use crate::limits::ConnectionLimits;
 use crate::serve::accept_until;
 
 /// How long a connection stays open after an answer: longer than the usual pauses between scrapes and probes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// Scrapers and probes are few.
+const LIMITS: ConnectionLimits =
+    ConnectionLimits { total: 256, per_address: None, idle_timeout: IDLE_TIMEOUT };
 
 /// Serves `service` on `at`, if there is such a port, until the result is dropped: also while the process
 /// drains.
@@ -42,7 +46,7 @@ where
         let address = listener.local_addr().map_err(unusable)?;
         tracing::info!(%address, "metrics and health have a port of their own");
         let never = std::future::pending::<()>();
-        serving.spawn(accept_until(listener, PortTls::default(), service, IDLE_TIMEOUT, never));
+        serving.spawn(accept_until(listener, PortTls::default(), service, LIMITS, never));
     }
     Ok(serving)
 }

@@ -46,7 +46,13 @@ async fn serve(limits: ConnectionLimits) -> (SocketAddr, Arc<AtomicUsize>) {
         counts.fetch_add(1, Ordering::Relaxed);
         async { http::Response::new(Full::<Bytes>::from("ok")) }
     };
-    tokio::spawn(accept_until(listener, service, limits, std::future::pending::<Infallible>()));
+    tokio::spawn(accept_until(
+        listener,
+        skein_tls::PortTls::default(),
+        service,
+        limits,
+        std::future::pending::<Infallible>(),
+    ));
     (address, calls)
 }
 
