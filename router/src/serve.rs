@@ -27,7 +27,6 @@ use tracing::{Instrument, info_span};
 use crate::api::http::nodes::{Node, NodeCheck};
 use crate::api::{self, grpc};
 use crate::app::App;
-use crate::metrics_port;
 
 /// Most connections at once; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 16_384;
@@ -53,14 +52,12 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// their clients can resume them through another router.
 ///
 /// # Errors
-/// If the port for metrics cannot be used, or the gRPC descriptors cannot be decoded: a broken build.
+/// If the gRPC descriptors cannot be decoded: a broken build.
 pub async fn serve(
     listener: TcpListener,
     app: App,
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
-    // Served until the drain has ended.
-    let _metrics = metrics_port::of_router(&app).await?;
     serve_boxed(listener, app, Box::pin(shutdown))?.await;
     Ok(())
 }
