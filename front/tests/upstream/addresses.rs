@@ -95,7 +95,7 @@ async fn a_worker_whose_certificate_is_not_trusted_gets_no_request() {
     let ask = async |url: String, pem: &str| {
         let mut config = with_url(&url);
         config.router.recovery.queue_timeout = Duration::from_millis(100);
-        config.use_worker_tls(trusting(&pem));
+        config.use_worker_tls(trusting(pem));
         let scene = Scene::serve(Vec::new(), Upstreams::start(config)).await;
         tokio::time::sleep(Duration::from_millis(500)).await;
         scene.post("/v1/completions", &completion(false, 1)).await
