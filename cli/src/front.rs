@@ -25,7 +25,7 @@ use skein_text::files::TextFiles;
 use skein_text::model_text::ModelText;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
-use tokio::task;
+use tokio::task::{self, JoinSet};
 use tracing::{Instrument, info_span};
 
 use crate::exit::{ADDRESS, Failure, MODEL, USAGE};
@@ -300,6 +300,15 @@ pub async fn bind(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Fa
     })?;
     let address = listener.local_addr().map_err(|error| failed(error.to_string()))?;
     Ok((listener, address))
+}
+
+/// Serves the port of `--metrics-port`, if there is one, until the result is dropped.
+///
+/// # Errors
+/// If the address cannot be used; exit code 5.
+pub async fn metrics_port(app: &App) -> Result<JoinSet<()>, Failure> {
+    let opened = skein_router::metrics_port::of_router(app).await;
+    opened.map_err(|error| Failure::new(ADDRESS, error.to_string()))
 }
 
 /// Warns if the API is open to the network without a key.

@@ -56,6 +56,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         "gateway is listening; to it, each router is a worker"
     );
     front::say_when_ready(&cluster, served.name(), url);
+    let _metrics = front::metrics_port(&app).await?;
     skein_router::serve::serve(listener, app, shutdown.requested()).await.map_err(Failure::other)
 }
 

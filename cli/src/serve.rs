@@ -141,6 +141,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let (swapper, orders) = Swapper::new(starts, supervisor.clone(), cluster.clone(), argument, app.clone());
     let swapping = tokio::spawn(swapper.run());
     app.swap_models(Arc::new(orders.clone()));
+    let _metrics = front::metrics_port(&app).await?;
     let mut server = tokio::spawn(skein_router::serve::serve(listener, app, shutdown.requested()));
     let welcome = Welcome { served, workers, threads, listen, scheme, has_key };
     let mut ended = None;

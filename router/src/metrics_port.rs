@@ -52,7 +52,10 @@ where
 }
 
 /// [`open`] for a router, as its configuration says.
-pub(crate) async fn of_router(app: &App) -> io::Result<JoinSet<()>> {
+///
+/// # Errors
+/// If the address cannot be used.
+pub async fn of_router(app: &App) -> io::Result<JoinSet<()>> {
     let routes: Router = api::metrics_port(app.clone());
     open(app.config.metrics, move |request| {
         let routes = routes.clone();

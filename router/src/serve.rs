@@ -27,7 +27,6 @@ use crate::api::http::nodes::{Node, NodeCheck};
 use crate::api::{self, grpc};
 use crate::app::App;
 use crate::limits::{ConnectionLimits, Place, Places};
-use crate::metrics_port;
 use crate::tenants::KeysFile;
 
 /// Time from connecting to the end of the first request's head.
@@ -62,14 +61,12 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// their clients can resume them through another router.
 ///
 /// # Errors
-/// If the port for metrics cannot be used, or the gRPC descriptors cannot be decoded: a broken build.
+/// If the gRPC descriptors cannot be decoded: a broken build.
 pub async fn serve(
     listener: TcpListener,
     app: App,
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
-    // Served until the drain has ended.
-    let _metrics = metrics_port::of_router(&app).await?;
     serve_boxed(listener, app, Box::pin(shutdown))?.await;
     Ok(())
 }

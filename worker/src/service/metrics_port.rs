@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tonic::service::Routes;
 
 use super::incoming::connections;
-use super::server::scrape;
+use super::scrape::scrape;
 use crate::error::WorkerError;
 use crate::metrics::Metrics;
 

@@ -8,6 +8,7 @@ mod incoming;
 mod local;
 mod metrics_port;
 mod model_facts;
+mod scrape;
 mod serve;
 mod server;
 #[cfg(test)]

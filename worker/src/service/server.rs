@@ -5,12 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
-use axum::http::HeaderMap;
-use axum::http::header::{ACCEPT, CONTENT_TYPE};
-use axum::response::IntoResponse;
 use axum::routing::get;
-use skein_node::metrics::Format;
 use skein_node::supervisor::Secret;
 use skein_proto::worker::v1::worker_server::WorkerServer;
 use skein_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
@@ -25,6 +20,7 @@ use tonic_health::server::HealthReporter;
 use super::WorkerService;
 use super::incoming::connections;
 use super::metrics_port::{self, Readiness};
+use super::scrape::scrape;
 use crate::config::WorkerConfig;
 use crate::error::WorkerError;
 use crate::metrics::Metrics;
@@ -58,12 +54,6 @@ impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
-}
-
-/// Handler of `GET /metrics`.
-pub(super) async fn scrape(State(metrics): State<Arc<Metrics>>, headers: HeaderMap) -> impl IntoResponse {
-    let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
-    ([(CONTENT_TYPE, format.content_type())], metrics.encode(format))
 }
 
 /// Accepts calls with the secret as a bearer token.
