@@ -1,4 +1,4 @@
-"""Tenants of a keys file, through the openai and anthropic SDKs: who gets in, who sees what, limits, usage."""
+"""Tenants of a keys file, through the openai and anthropic SDKs: who gets in, limits, usage."""
 
 import concurrent.futures
 import json
