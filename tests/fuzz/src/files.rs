@@ -7,8 +7,8 @@ use skein_model::checkpoint::quantised::Described;
 use skein_model::config::ModelConfig;
 use skein_vocab::{TOKENIZER, Vocabulary};
 
-use crate::Target;
 use crate::input::{directory, join, parts, write};
+use crate::target::Target;
 
 pub fn targets() -> Vec<Target> {
     vec![

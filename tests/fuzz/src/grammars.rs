@@ -6,7 +6,7 @@ use serde_json::Value;
 use skein_grammar::token_bytes::{TokenBytes, TokenDecoder};
 use skein_grammar::{Library, Source};
 
-use crate::Target;
+use crate::target::Target;
 
 pub fn targets() -> Vec<Target> {
     vec![

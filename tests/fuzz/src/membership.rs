@@ -7,8 +7,8 @@ use skein_node::config::{self, Key, Kind, Schema, Settings, Sources};
 use skein_node::discovery::etcd::{KeyEntry, Record, check_name, prefix};
 use skein_node::discovery::is_host_and_port;
 
-use crate::Target;
 use crate::input::{join, parts};
+use crate::target::Target;
 
 pub fn targets() -> Vec<Target> {
     vec![

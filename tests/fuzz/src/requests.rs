@@ -17,8 +17,8 @@ use skein_router::batch::input::Item;
 use tokio::runtime::{Builder, Runtime};
 use tower::ServiceExt;
 
-use crate::Target;
 use crate::input::{choice, directory, join, parts};
+use crate::target::Target;
 
 pub fn targets() -> Vec<Target> {
     vec![

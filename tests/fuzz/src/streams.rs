@@ -9,8 +9,8 @@ use skein_proto::inference::model_infer_response::InferOutputTensor;
 use skein_proto::inference::model_metadata_response::TensorMetadata;
 use skein_proto::inference::{InferTensorContents, ModelInferResponse, ModelMetadataResponse};
 
-use crate::Target;
 use crate::input::{choice, cuts, join, parts};
+use crate::target::Target;
 
 pub fn targets() -> Vec<Target> {
     vec![

@@ -11,8 +11,8 @@ use skein_text::fuzzing::{plan, plans, split, tokenizer};
 use skein_text::model_text::GenerationDefaults;
 use skein_text::stop::StopMatcher;
 
-use crate::Target;
 use crate::input::{choice, cuts, join, parts};
+use crate::target::Target;
 
 pub fn targets() -> Vec<Target> {
     vec![

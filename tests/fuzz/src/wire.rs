@@ -13,8 +13,8 @@ use skein_proto::info::WorkerInfo;
 use skein_proto::watch::WatchEvent;
 use skein_proto::worker::v1 as wire;
 
-use crate::Target;
 use crate::input::{join, parts};
+use crate::target::Target;
 
 pub fn targets() -> Vec<Target> {
     vec![
