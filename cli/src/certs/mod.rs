@@ -1,5 +1,5 @@
-//! `skein certs`: a certificate authority for one cluster, certificates of its nodes, and a shared secret. The
-//! files are what `--cluster-ca`, `--cluster-cert`, `--cluster-key` and `--cluster-secret-file` read.
+//! `skein certs`: a certificate authority for one cluster, certificates of its nodes, and a shared secret,
+//! as `--cluster-ca`, `--cluster-cert`, `--cluster-key` and `--cluster-secret-file` read them.
 
 mod error;
 mod files;
