@@ -92,7 +92,7 @@ fn mistakes_are_told_before_anything_runs() {
     assert!(
         said(&format!("{line}\n{line}"), &[], 2).contains("line 2 of the input repeats the custom_id `a`")
     );
-    assert!(said(line, &["--server", "https://example.org"], 2).contains("must be an http:// URL"));
+    assert!(said(line, &["--server", "ftp://127.0.0.1"], 2).contains("must be an http:// or https:// URL"));
     let away = format!("http://127.0.0.1:{}", free_port());
     assert!(said(line, &["--server", &away, "--retry-for", "0"], 1).contains("run the same command again"));
     let missing = run_to_end(&["run-batch", "-i", "/nowhere", "-o", &output], 2);

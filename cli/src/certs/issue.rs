@@ -113,7 +113,7 @@ impl Authority {
     ) -> Result<Pair, CertsError> {
         let mut parameters = parameters(checked_name(name)?, checked_days(days)?, self.now);
         if self.now + DAY * days > self.not_after + CLOCK_SKEW {
-            let left = (self.not_after - self.now).as_secs() / DAY.as_secs();
+            let left = (self.not_after + CLOCK_SKEW - self.now).as_secs() / DAY.as_secs();
             return Err(CertsError::Outlives { left, days });
         }
         let own = [CLUSTER_NAME, name].into_iter().chain(hosts.iter().map(String::as_str));

@@ -75,7 +75,9 @@ fn run_talks_to_a_running_server_and_resumes_when_the_connection_breaks() {
         let (code, _, error) = run(cluster.url.clone(), &["Write a loop"]).await;
         assert!(code == Some(1) && error.contains("This server requires an API key"), "{code:?} {error}");
         let (code, _, error) = run("https://127.0.0.1:1".to_owned(), &["x"]).await;
-        assert!(code == Some(2) && error.contains("must be an http:// URL"), "{code:?} {error}");
+        assert!(code == Some(1) && error.contains("Connection refused"), "{code:?} {error}");
+        let (code, _, error) = run("ftp://127.0.0.1:1".to_owned(), &["x"]).await;
+        assert!(code == Some(2) && error.contains("must be an http:// or https:// URL"), "{code:?} {error}");
     });
 }
 
