@@ -8,6 +8,7 @@ use std::panic::catch_unwind;
 use std::sync::{Once, OnceLock};
 
 use skein_fuzz::{Target, target, targets};
+use skein_sys::process::exit_without_handlers;
 
 fn chosen() -> &'static Target {
     static CHOSEN: OnceLock<Target> = OnceLock::new();
@@ -17,14 +18,15 @@ fn chosen() -> &'static Target {
             for Target { name, about, .. } in targets() {
                 println!("{name:<20}{about}");
             }
-            std::process::exit(2);
+            exit_without_handlers(2);
         };
         if let Ok(directory) = std::env::var("FUZZ_SEEDS") {
             for (at, seed) in (target.seeds)().iter().enumerate() {
                 let path = std::path::Path::new(&directory).join(format!("seed-{at:03}"));
                 std::fs::write(path, seed).unwrap_or_else(|error| panic!("cannot write seeds: {error}"));
             }
-            std::process::exit(0);
+            // libFuzzer takes an exit by the usual way for a failure.
+            exit_without_handlers(0);
         }
         target
     })
