@@ -2,11 +2,12 @@
 //! Files are read here, so that all that is wrong with them is reported with the other problems.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use skein_node::config::{Origin, Settings, one_of, text};
 use skein_node::supervisor::Secret;
 use skein_router::links::transport::Grpc;
+use skein_sys::regular_file;
 use skein_tls::{
     ClientCertificates, ClusterFiles, ClusterTls, IdentityFiles, PortTls, ServerFiles, ServerTls, TlsError,
 };
@@ -33,7 +34,9 @@ impl Guards {
         let files = listener(settings);
         let clients = files.and_then(|files| {
             let read = ServerTls::read(&files);
-            read.map_err(|error| settings.problem(format!("--tls-cert: {error}"))).ok()
+            let is_client_ca = |error: &TlsError| files.client_ca.as_deref() == Some(error.file());
+            let named = |error: &TlsError| if is_client_ca(error) { "--tls-client-ca" } else { "--tls-cert" };
+            read.map_err(|error| settings.problem(format!("{}: {error}", named(&error)))).ok()
         });
         let cluster = identity(settings).and_then(|files| {
             let read = ClusterTls::read(&files);
@@ -157,11 +160,10 @@ pub(super) fn identity(settings: &mut Settings) -> Option<ClusterFiles> {
 /// The secret of the cluster.
 pub(super) fn secret(settings: &mut Settings) -> Option<Secret> {
     let from_file = settings.value("cluster-secret-file", |path| {
-        let size = std::fs::metadata(path).map_err(|error| format!("cannot read {path}: {error}"))?.len();
-        if size > MAX_SECRET_BYTES {
-            return Err(format!("{path} has {size} bytes; at most {MAX_SECRET_BYTES} are read"));
-        }
-        let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?;
+        let bytes = regular_file::read(Path::new(path), MAX_SECRET_BYTES);
+        let bytes = bytes.map_err(|error| format!("cannot read {path}: {error}"))?;
+        // The bytes stay out of the message.
+        let text = String::from_utf8(bytes).map_err(|_| format!("{path} is not UTF-8"))?;
         Secret::given(&text).map_err(|why| format!("{path}: {why}"))
     });
     let itself = settings.value("cluster-secret", Secret::given);
@@ -241,6 +243,8 @@ mod tests {
         check(&optional, &["--insecure-cluster allows it"]);
         check(&format!("--cluster-secret-file {short}"), &["has 6 characters"]);
         check("--cluster-secret-file /nowhere", &["cannot read /nowhere"]);
+        check("--cluster-secret-file /dev/zero", &["only regular files are read"]);
+        check(&format!("{shown} --tls-client-ca /dev/zero"), &["--tls-client-ca: /dev/zero"]);
         check(
             &format!("--cluster-secret-file {secret} --cluster-secret 0123456789abcdef"),
             &["leave one of them out"],
