@@ -51,8 +51,9 @@ impl ClusterTls {
         let [cert, key] = files.identity.paths();
         let held = files.clone();
         let server = ServerTls::with(vec![files.ca.clone(), cert, key], move || {
-            let config = server::config(&held.identity, nodes_only(&held)?)?;
-            check_name(&held.identity)?;
+            let issued = server::client_verifier(&held.ca, ClientCertificates::Required)?;
+            let config = server::config(&held.identity, Arc::new(NodesOnly { issued: issued.clone() }))?;
+            check_own(&held, issued.as_ref())?;
             Ok(config)
         })?;
         let client = ClientFiles { ca: Some(files.ca.clone()), identity: Some(files.identity.clone()) };
@@ -75,16 +76,16 @@ fn name() -> ServerName<'static> {
 }
 
 /// Peers would refuse this node one by one; better that it does not start.
-fn check_name(files: &IdentityFiles) -> Result<(), TlsError> {
-    let certified = files.read()?;
-    let parsed = identity::parse(&files.cert, &certified.cert[0])?;
+fn check_own(files: &ClusterFiles, issued: &dyn ClientCertVerifier) -> Result<(), TlsError> {
+    let path = &files.identity.cert;
+    let certified = files.identity.read()?;
+    let parsed = identity::parse(path, &certified.cert[0])?;
     verify_server_name(&parsed, &name())
-        .map_err(|_| TlsError::NotOfCluster { path: files.cert.clone(), name: CLUSTER_NAME })
-}
-
-fn nodes_only(files: &ClusterFiles) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
-    let issued = server::client_verifier(&files.ca, ClientCertificates::Required)?;
-    Ok(Arc::new(NodesOnly { issued }))
+        .map_err(|_| TlsError::NotOfCluster { path: path.clone(), name: CLUSTER_NAME })?;
+    issued
+        .verify_client_cert(&certified.cert[0], &certified.cert[1..], UnixTime::now())
+        .map(drop)
+        .map_err(|why| TlsError::NotIssued { path: path.clone(), ca: files.ca.clone(), why })
 }
 
 /// Accepts what the CA has issued, if it has the cluster's name: a CA may also issue certificates for others.

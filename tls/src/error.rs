@@ -1,7 +1,7 @@
 //! What can be wrong with files of certificates and keys.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A file cannot be used. Every message names the file, what is wrong with it, and what to do.
@@ -102,6 +102,21 @@ pub enum TlsError {
         /// Time until its begin.
         wait: Duration,
     },
+    /// A node's certificate that the other nodes would refuse.
+    #[error(
+        "{}: a node that trusts {} refuses this certificate: {why}; give the CA that has issued it, and the issuers \
+         between them in the certificate's file",
+        path.display(),
+        ca.display()
+    )]
+    NotIssued {
+        /// The file.
+        path: PathBuf,
+        /// The file of the cluster's CA.
+        ca: PathBuf,
+        /// What the verifier says.
+        why: rustls::Error,
+    },
     /// A node's certificate without the name that says that it is one.
     #[error(
         "{}: the certificate lacks the DNS name `{name}`, by which nodes of a cluster recognise each other; issue it \
@@ -114,6 +129,27 @@ pub enum TlsError {
         /// The name that is missing.
         name: &'static str,
     },
+}
+
+impl TlsError {
+    /// The file that cannot be used.
+    pub fn file(&self) -> &Path {
+        match self {
+            Self::KeyMismatch { key, .. } => key,
+            Self::Unreadable { path, .. }
+            | Self::TooLarge { path, .. }
+            | Self::NotPem { path, .. }
+            | Self::NoCertificate { path }
+            | Self::BadCertificate { path, .. }
+            | Self::NoKey { path }
+            | Self::EncryptedKey { path }
+            | Self::BadKey { path, .. }
+            | Self::Expired { path, .. }
+            | Self::NotYetValid { path, .. }
+            | Self::NotIssued { path, .. }
+            | Self::NotOfCluster { path, .. } => path,
+        }
+    }
 }
 
 /// A duration in its largest whole unit.

@@ -29,9 +29,11 @@ fn explain(error: &io::Error) -> String {
     let advice = match rustls {
         Some(Error::InvalidCertificate(why)) => of_server(why),
         Some(Error::InvalidMessage(_)) => Some("the peer does not speak TLS on this port"),
+        Some(Error::AlertReceived(AlertDescription::CertificateRequired)) => {
+            Some("the peer asks for a certificate, and this process has shown none")
+        }
         Some(Error::AlertReceived(
-            AlertDescription::CertificateRequired
-            | AlertDescription::UnknownCA
+            AlertDescription::UnknownCA
             | AlertDescription::BadCertificate
             | AlertDescription::CertificateExpired
             | AlertDescription::CertificateUnknown

@@ -1,7 +1,7 @@
 //! PEM files: certificates and keys, bounded in size.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 use rustls::pki_types::pem::{self, PemObject};
@@ -16,6 +16,10 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     let unreadable = |why| TlsError::Unreadable { path: path.to_owned(), why };
     let mut bytes = Vec::new();
+    // To open a named pipe would wait for a writer, which may never come.
+    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(unreadable(io::Error::other("it is no regular file")));
+    }
     let file = File::open(path).map_err(unreadable)?;
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > MAX_FILE_BYTES {

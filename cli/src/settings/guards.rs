@@ -2,11 +2,12 @@
 //! Files are read here, so that all that is wrong with them is reported with the other problems.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use skein_node::config::{Origin, Settings, one_of, text};
 use skein_node::supervisor::Secret;
 use skein_router::links::transport::Grpc;
+use skein_sys::regular_file;
 use skein_tls::{
     ClientCertificates, ClusterFiles, ClusterTls, IdentityFiles, PortTls, ServerFiles, ServerTls, TlsError,
 };
@@ -25,25 +26,23 @@ pub struct Guards {
     pub cluster: Option<ClusterTls>,
     /// The secret that processes of the cluster share.
     pub secret: Option<Secret>,
-    clients_must_show: bool,
 }
 
 impl Guards {
     /// Reads the settings; problems are recorded in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
         let files = listener(settings);
-        let clients_must_show = files.as_ref().is_some_and(|files| {
-            files.client_ca.is_some() && files.client_certificates == ClientCertificates::Required
-        });
         let clients = files.and_then(|files| {
             let read = ServerTls::read(&files);
-            read.map_err(|error| settings.problem(format!("--tls-cert: {error}"))).ok()
+            let is_client_ca = |error: &TlsError| files.client_ca.as_deref() == Some(error.file());
+            let named = |error: &TlsError| if is_client_ca(error) { "--tls-client-ca" } else { "--tls-cert" };
+            read.map_err(|error| settings.problem(format!("{}: {error}", named(&error)))).ok()
         });
         let cluster = identity(settings).and_then(|files| {
             let read = ClusterTls::read(&files);
             read.map_err(|error| settings.problem(format!("--cluster-cert: {error}"))).ok()
         });
-        Self { clients, cluster, secret: secret(settings), clients_must_show }
+        Self { clients, cluster, secret: secret(settings) }
     }
 
     /// Whether there are files that may change.
@@ -81,15 +80,23 @@ impl Guards {
         PortTls { clients: self.clients.clone(), nodes, plain_clients: true }
     }
 
-    /// TLS of a port for nodes.
+    /// TLS of a port for nodes. With this node's identity no one else is served, by whatever name they ask.
     pub fn node_port(&self) -> PortTls {
-        PortTls { plain_clients: false, ..self.front_port() }
+        let front = self.front_port();
+        let clients = front.clients.filter(|_| front.nodes.is_none());
+        PortTls { clients, nodes: front.nodes, plain_clients: false }
     }
 
-    /// Refuses that a worker listens on the network without a lock. Without a certificate of its clients or a
-    /// secret, whoever reaches its port can use the model and read streams.
+    /// Refuses that a worker listens on the network without a lock: a node's certificate of its callers, or
+    /// the secret. Certificates of `--tls-client-ca` are none, because they are for users.
     pub fn check_worker(&self, settings: &mut Settings, listen: SocketAddr) {
-        let is_locked = self.secret.is_some() || self.cluster.is_some() || self.clients_must_show;
+        if self.cluster.is_some() && is_given(settings, "tls-cert") {
+            settings.problem(
+                "--tls-cert: a worker's port is only for nodes, which --cluster-cert is shown to; leave out --tls-cert, \
+                 --tls-key and --tls-client-ca: clients are served by the router",
+            );
+        }
+        let is_locked = self.secret.is_some() || self.cluster.is_some();
         if is_locked || listen.ip().is_loopback() || settings.switch("insecure-cluster") {
             return;
         }
@@ -153,11 +160,10 @@ pub(super) fn identity(settings: &mut Settings) -> Option<ClusterFiles> {
 /// The secret of the cluster.
 pub(super) fn secret(settings: &mut Settings) -> Option<Secret> {
     let from_file = settings.value("cluster-secret-file", |path| {
-        let size = std::fs::metadata(path).map_err(|error| format!("cannot read {path}: {error}"))?.len();
-        if size > MAX_SECRET_BYTES {
-            return Err(format!("{path} has {size} bytes; at most {MAX_SECRET_BYTES} are read"));
-        }
-        let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?;
+        let bytes = regular_file::read(Path::new(path), MAX_SECRET_BYTES);
+        let bytes = bytes.map_err(|error| format!("cannot read {path}: {error}"))?;
+        // The bytes stay out of the message.
+        let text = String::from_utf8(bytes).map_err(|_| format!("{path} is not UTF-8"))?;
         Secret::given(&text).map_err(|why| format!("{path}: {why}"))
     });
     let itself = settings.value("cluster-secret", Secret::given);
@@ -228,11 +234,17 @@ mod tests {
         check(&format!("{network} {cluster}"), &[]);
         // Encrypted, but open to everyone.
         check(&format!("{network} {shown}"), &["--insecure-cluster allows it"]);
-        check(&format!("{network} {shown} --tls-client-ca {ca}"), &[]);
+        check(&format!("{network} {shown} --cluster-secret-file {secret}"), &[]);
+        // A certificate for users is no node's.
+        check(&format!("{network} {shown} --tls-client-ca {ca}"), &["--insecure-cluster allows it"]);
+        let twofold = format!("{network} {shown} --tls-client-ca {ca} {cluster}");
+        check(&twofold, &["--tls-cert: a worker's port is only for nodes"]);
         let optional = format!("{network} {shown} --tls-client-ca {ca} --tls-client-certs optional");
         check(&optional, &["--insecure-cluster allows it"]);
         check(&format!("--cluster-secret-file {short}"), &["has 6 characters"]);
         check("--cluster-secret-file /nowhere", &["cannot read /nowhere"]);
+        check("--cluster-secret-file /dev/zero", &["only regular files are read"]);
+        check(&format!("{shown} --tls-client-ca /dev/zero"), &["--tls-client-ca: /dev/zero"]);
         check(
             &format!("--cluster-secret-file {secret} --cluster-secret 0123456789abcdef"),
             &["leave one of them out"],
@@ -266,8 +278,13 @@ mod tests {
         let (guards, _) = read(&cluster);
         assert!(!guards.front_port().is_https() && guards.node_port().is_https());
         assert!(guards.has_certificates() && !guards.reload().expect("nothing has changed"));
-        let (guards, _) = read(&flags(["tls-cert", "tls-key"], &web));
-        assert!(guards.front_port().is_https());
+        let for_clients = flags(["tls-cert", "tls-key"], &web);
+        let (guards, _) = read(&for_clients);
+        assert!(guards.front_port().is_https() && guards.node_port().clients.is_some());
+        let (guards, _) = read(&[cluster, for_clients].concat());
+        assert!(guards.front_port().clients.is_some() && guards.front_port().nodes.is_some());
+        // A port for nodes has no second face.
+        assert!(guards.node_port().clients.is_none() && guards.node_port().nodes.is_some());
         let (guards, _) = read(&[]);
         assert!(
             !guards.has_certificates()

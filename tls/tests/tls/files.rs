@@ -36,6 +36,7 @@ fn every_bad_file_is_named_with_what_is_wrong_and_what_to_do() {
         "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
     );
     let huge = file("huge.pem", &"#".repeat((1 << 20) + 1));
+    let zero = Path::new("/dev/zero").to_owned();
     let (expired, future) =
         (pki.issue("expired", &["a"], Dates::Past), pki.issue("future", &["a"], Dates::Future));
     for (cert, key, client_ca, named, expected) in [
@@ -46,6 +47,8 @@ fn every_bad_file_is_named_with_what_is_wrong_and_what_to_do() {
         (&junk, &good.key, None, "junk.pem", "issue it again"),
         (&huge, &good.key, None, "huge.pem", "more than 1048576 bytes"),
         (&good.cert, &missing, None, "missing.pem", "that this process may read"),
+        // Without an end, as a named pipe is without a beginning.
+        (&zero, &good.key, None, "/dev/zero", "it is no regular file"),
         (&good.cert, &good.cert, None, "good.pem", "no private key in it"),
         (&good.cert, &junk_key, None, "junk.key", "the private key cannot be used"),
         (&good.cert, &encrypted, None, "encrypted.key", "without a passphrase"),

@@ -111,6 +111,9 @@ async fn nodes_recognise_each_other_by_ca_and_name_whatever_their_address() {
     let read = ClusterTls::read(&ClusterFiles { ca: pki.ca(), identity: identity(&stranger) });
     assert!(matches!(read, Err(TlsError::NotOfCluster { .. })), "{read:?}");
     let other = Pki::new();
+    // Its issuer is not the CA that it is given.
+    let read = ClusterTls::read(&ClusterFiles { ca: other.ca(), identity: identity(&pki.node("three")) });
+    assert!(matches!(read, Err(TlsError::NotIssued { .. })), "{read:?}");
     let (read, _) = meet(&one.server, &cluster(&other, &other.node("one")).client, "localhost").await;
     assert!(read.unwrap_err().contains("no trusted CA"));
 }

@@ -76,6 +76,12 @@ async fn nodes_and_clients_share_a_port() {
     let nodes_only = PortTls { plain_clients: false, ..nodes_beside_plain.clone() };
     assert!(matches!(meet(&nodes_only, None).await, Err(AcceptError::Plain { http: true })));
     assert_eq!(meet(&nodes_only, Some(&peer.client)).await.ok(), hello(true));
+    // By whatever name it asks, and with a certificate for users.
+    let by_host = ClientTls::read(&ClientFiles { ca: Some(cluster.ca()), identity: None }).unwrap();
+    assert!(meet(&nodes_only, Some(&by_host)).await.is_err());
+    let user = identity(&cluster.issue("user", &["localhost"], Dates::Always));
+    let user = ClientTls::read(&ClientFiles { ca: Some(cluster.ca()), identity: Some(user) }).unwrap();
+    assert!(meet(&nodes_only, Some(&user)).await.is_err());
 
     assert_eq!(meet(&PortTls::default(), None).await.ok(), hello(false));
     let https = [&both, &nodes_beside_plain, &nodes_only].map(PortTls::is_https);

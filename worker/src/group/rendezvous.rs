@@ -16,8 +16,8 @@ use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use ring::hmac;
-use skein_node::clock;
-use skein_tls::ClusterTls;
+use skein_node::clock::{self, Timestamp};
+use skein_tls::{ClusterTls, HandshakeError};
 
 use super::connection::Connection;
 use super::doorway::Doorway;
@@ -89,11 +89,13 @@ struct Door<'a> {
     lock: &'a Lock,
     key: hmac::Key,
     strangers: Doorway<Stranger>,
+    /// When the log last named a connection whose certificate was refused.
+    said: Option<Timestamp>,
 }
 
 impl<'a> Door<'a> {
     fn new(lock: &'a Lock) -> Self {
-        Self { lock, key: lock.key(), strangers: Doorway::new(HANDSHAKE_TIMEOUT) }
+        Self { lock, key: lock.key(), strangers: Doorway::new(HANDSHAKE_TIMEOUT), said: None }
     }
 
     /// Takes new connections.
@@ -118,7 +120,24 @@ impl<'a> Door<'a> {
         };
         let late = || Err(format!("it took longer than {} s", HANDSHAKE_TIMEOUT.as_secs()));
         let heard = self.strangers.hear(clock::now(), hear, late);
-        heard.into_iter().filter_map(|(stranger, verdict)| admitted(stranger, verdict)).collect()
+        let mut nodes = Vec::new();
+        for (stranger, verdict) in heard {
+            if let Err(why) = &verdict {
+                self.name_refused(&stranger, why);
+            }
+            nodes.extend(admitted(stranger, verdict));
+        }
+        nodes
+    }
+
+    /// Says why a handshake of TLS failed: the other end tries again several times a second.
+    fn name_refused(&mut self, stranger: &Stranger, why: &str) {
+        let is_tls = self.lock.tls.is_some() && !stranger.has_spoken() && why.contains("certificate");
+        let now = clock::now();
+        if is_tls && self.said.is_none_or(|said| now.since(said) > LOG_INTERVAL) {
+            self.said = Some(now);
+            tracing::warn!(from = %stranger.from, "refused a connection for its certificate: {why}; see --cluster-ca");
+        }
     }
 }
 
@@ -141,12 +160,14 @@ fn admitted(stranger: Stranger, verdict: Result<(), String>) -> Option<Joined> {
     }
 }
 
-fn next(incoming: &mut Incoming, kind: Kind) -> Result<Vec<u8>, String> {
+fn next(incoming: &mut Incoming, kind: Kind, is_encrypted: bool) -> Result<Vec<u8>, String> {
     match incoming.receive(MESSAGE_TIMEOUT) {
         Ok(Some((got, message))) if got == kind => Ok(message),
         Ok(Some((Kind::Refused, why))) => Err(String::from_utf8_lossy(&why).into_owned()),
         Ok(Some((got, _))) => Err(format!("it sent {got:?} instead of {kind:?}")),
         Ok(None) => Err(format!("it sent nothing for {} s", MESSAGE_TIMEOUT.as_secs())),
+        // The leader judges this node's certificate after this node's part of the handshake.
+        Err(WireError::Io(error)) if is_encrypted => Err(HandshakeError::from(error).to_string()),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -215,7 +236,8 @@ fn greet(
     let stream = Connection::dialled(stream, lock.tls.as_ref()).map_err(|error| lost(error.to_string()))?;
     let (mut incoming, mut outgoing) = split(stream).map_err(io)?;
     outgoing.send(Kind::Hello, &serde_json::to_vec(own).unwrap_or_default()).map_err(io)?;
-    let challenge: Challenge = parsed(&next(&mut incoming, Kind::Challenge).map_err(lost)?).map_err(lost)?;
+    let challenge: Challenge =
+        parsed(&next(&mut incoming, Kind::Challenge, lock.tls.is_some()).map_err(lost)?).map_err(lost)?;
     let key = lock.key();
     if hmac::verify(&key, &signed("leader", own, &challenge.nonce), &challenge.proof).is_err() {
         let why = format!(

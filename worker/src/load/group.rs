@@ -8,6 +8,7 @@ use std::time::Duration;
 use skein_kernels::collective::Ranks;
 use skein_model::fingerprint::fingerprint;
 use skein_model::spec::Spec;
+use skein_node::clock::{self, Timestamp};
 use skein_tls::ClusterTls;
 
 use super::shards::threads;
@@ -24,6 +25,8 @@ use crate::group::{
 
 /// Delay between the end of a group and the next attempt to join one.
 const JOIN_AGAIN: Duration = Duration::from_millis(250);
+/// Interval between two log lines with the same reason.
+const SAY_AGAIN: Duration = Duration::from_secs(30);
 
 /// Settings of all ranks, sent by the leader.
 pub(super) struct Work {
@@ -277,11 +280,20 @@ pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
         command: command.ok_or_else(|| WorkerError::Unsuitable("this command cannot start ranks".into()))?,
         threads: threads(config),
     };
+    let mut said = None;
     loop {
         match group::serve_group(&settings, &lock(config)?) {
             GroupEnd::Refused(why) => return Err(WorkerError::Unsuitable(why)),
             GroupEnd::Stopped => tracing::info!("the group stopped; waiting for the next one"),
-            GroupEnd::Lost(why) => tracing::warn!("the group ended: {why}; joining again"),
+            GroupEnd::Lost(why) => {
+                let now = clock::now();
+                let is_known =
+                    |(before, at): &(String, Timestamp)| *before == why && now.since(*at) < SAY_AGAIN;
+                if !said.as_ref().is_some_and(is_known) {
+                    tracing::warn!("the group ended: {why}; joining again");
+                    said = Some((why, now));
+                }
+            }
         }
         std::thread::sleep(JOIN_AGAIN);
     }

@@ -5,6 +5,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use skein_node::supervisor::Secret;
 use skein_proto::worker::v1::worker_server::WorkerServer;
@@ -13,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tonic::service::{InterceptorLayer, Routes};
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
@@ -71,6 +75,23 @@ fn with_secret(secret: &Secret, is_cluster: bool, call: Request<()>) -> Result<R
     }
 }
 
+/// Tells callers that do not speak gRPC by HTTP's means that they are refused: gRPC's refusal is a 200.
+async fn say_plainly(request: axum::extract::Request, next: Next) -> Response {
+    let kind = request.headers().get(CONTENT_TYPE);
+    let is_grpc = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    let response = next.run(request).await;
+    if is_grpc {
+        return response;
+    }
+    match Status::from_header_map(response.headers()) {
+        Some(refusal) if refusal.code() == Code::Unauthenticated => {
+            let text = format!("{}\n", refusal.message());
+            (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")], text).into_response()
+        }
+        _ => response,
+    }
+}
+
 /// All routes, and what sets the health that one of them answers. The secret guards them all, with reflection
 /// and paths that do not exist; health only without `open_health`.
 fn routes(config: &WorkerConfig, service: WorkerService, metrics: Arc<Metrics>) -> (HealthReporter, Routes) {
@@ -95,8 +116,8 @@ fn routes(config: &WorkerConfig, service: WorkerService, metrics: Arc<Metrics>) 
     };
     let health = axum::Router::new().route_service(HEALTH, health);
     let routes = match open_health {
-        true => guarded.layer(guard).merge(health),
-        false => guarded.merge(health).layer(guard),
+        true => guarded.layer(guard).layer(from_fn(say_plainly)).merge(health),
+        false => guarded.merge(health).layer(guard).layer(from_fn(say_plainly)),
     };
     (reporter, Routes::from(routes))
 }

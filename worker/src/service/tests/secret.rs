@@ -1,6 +1,8 @@
 //! A worker with a secret refuses every call without it.
 
 use skein_node::supervisor::Secret;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tonic::metadata::MetadataValue;
 
 use super::*;
@@ -61,6 +63,28 @@ async fn with_the_secret_of_a_cluster_only_health_answers_strangers() {
     }
     for (method, code) in answers(served.address, Some(secret.expose())).await {
         assert_ne!(code, Code::Unauthenticated, "{method} with the secret");
+    }
+    served.stop().await.expect("it ends as asked");
+}
+
+#[tokio::test]
+async fn whoever_speaks_plain_http_without_the_secret_gets_401_and_a_sentence() {
+    let secret = Secret::given("0123456789abcdef").expect("it is long enough");
+    let guarded = WorkerConfig { secret: Some(secret.clone()), open_health: true, ..config() };
+    let served = serve_with(guarded, FakeOptions::default()).await;
+    for (path, authorization, status) in [
+        ("/metrics", "", 401),
+        ("/health", "", 401),
+        ("/metrics", "authorization: Bearer 0123456789abcdeg\r\n", 401),
+        ("/metrics", "authorization: Bearer 0123456789abcdef\r\n", 200),
+    ] {
+        let mut stream = TcpStream::connect(served.address).await.expect("it listens");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: w\r\n{authorization}connection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("an answer");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {answer}");
+        assert_eq!(answer.contains("give both the same --cluster-secret-file"), status == 401, "{answer}");
     }
     served.stop().await.expect("it ends as asked");
 }
