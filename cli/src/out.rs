@@ -1,6 +1,6 @@
-//! Standard output and standard error. If the reader of standard output stops reading (`skein run … | head`),
-//! the process ends quietly, with the exit code that a shell reports for SIGPIPE. Standard error may be closed
-//! or full: what it does not take is lost.
+//! Standard output and standard error. If the reader of standard output stops reading (`skein run | head`),
+//! the process ends quietly, with the exit code that a shell reports for SIGPIPE. Standard error may be
+//! closed or full: what it does not take is lost.
 
 use std::fmt;
 use std::io::{self, Write};

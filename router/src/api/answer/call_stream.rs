@@ -50,8 +50,8 @@ pub struct Prompted {
 }
 
 impl CallStream {
-    /// Starts `drafts`. If one is refused, the others are cancelled, and none counts towards the limits of the
-    /// key.
+    /// Starts `drafts`. If one is refused, the others are cancelled, and none counts towards the
+    /// limits of the key.
     pub async fn start(app: &App, tenant: &Tenant, drafts: Vec<Draft>) -> Result<Self, Refusal> {
         let mut merged = Self {
             prompts: Vec::new(),
