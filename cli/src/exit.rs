@@ -65,7 +65,7 @@ pub fn code_of(outcome: Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            errln!("error: {failure}");
             ExitCode::from(failure.code)
         }
     }

@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 use skein_node::clock;
@@ -17,6 +18,9 @@ use crate::exit::{Failure, OTHER, USAGE};
 
 /// Name of the command.
 pub const KEYS: &str = "keys";
+
+/// Longest part of a tenant's name in a drawn id, in characters.
+const TENANT_IN_ID: usize = 40;
 
 const ABOUT_NEW: &str = "Make a key: print it once, and its entry for the keys file
 
@@ -55,7 +59,11 @@ fn new_command() -> Command {
             "Tenant of the key: keys of one tenant share files, batches, streams and caches",
         )
         .required(true),
-        text("id", "ID", "Name of the key in logs and lists [default: the tenant's and the time]"),
+        text(
+            "id",
+            "ID",
+            "Name of the key in logs and lists [default: the tenant, the time and random digits]",
+        ),
         text("file", "FILE", "Append the entry to this file").value_parser(value_parser!(PathBuf)),
         count("requests-per-minute", "Most requests a minute [default: no limit]"),
         count(
@@ -64,6 +72,7 @@ fn new_command() -> Command {
         ),
         count("max-concurrent", "Most requests at once [default: no limit]"),
         text("models", "NAME", "Model or adapter that it may use; may be given several times [default: all]")
+            .value_parser(NonEmptyStringValueParser::new())
             .action(ArgAction::Append),
         priority("priority", "Priority of its requests; lower values run first [default: 0]"),
         priority("highest-priority", "Most urgent priority that a request may ask for [default: --priority]"),
@@ -87,30 +96,66 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
 
 fn new(matches: &ArgMatches) -> Result<(), Failure> {
     let secret = Secret::draw().map_err(Failure::other)?;
-    let entry = entry(matches, secret.expose());
+    check_expires(matches)?;
+    let entry = entry(matches, secret.expose())?;
     let refused = |error: KeysError| Failure::new(USAGE, error.to_string());
+    let key = secret.expose();
     match matches.get_one::<PathBuf>("file") {
         None => {
             KeySet::parse(Path::new("entry"), &entry, &KeySet::default()).map_err(refused)?;
-            outln!("{}", secret.expose());
-            eprintln!("\nThis key is not shown again. Its entry for the keys file:\n\n{entry}");
+            outln!("{key}");
+            errln!("\nThis key is not shown again. Its entry for the keys file:\n\n{entry}");
         }
         Some(path) => {
-            append(path, &entry).map_err(refused)?;
-            outln!("{}", secret.expose());
-            eprintln!("\nThis key is not shown again. Its entry was appended to {}.", path.display());
+            // The key is shown before its entry counts: one that nobody saw would be of no use.
+            let draft = Draft::write(path, &entry).map_err(refused)?;
+            if let Err(error) = crate::out::try_write(format_args!("{key}\n")) {
+                drop(draft);
+                crate::out::end(&error);
+            }
+            draft.commit().map_err(|error| {
+                Failure::new(OTHER, format!("{error}; the key above is in no file: do not use it"))
+            })?;
+            errln!("\nThis key is not shown again. Its entry was appended to {}.", path.display());
         }
     }
     Ok(())
 }
 
+/// Refuses a key that would be expired at once.
+fn check_expires(matches: &ArgMatches) -> Result<(), Failure> {
+    let Some(text) = matches.get_one::<String>("expires") else { return Ok(()) };
+    let refused = |why: String| Failure::new(USAGE, format!("--expires {why}"));
+    let DateTime(at) = text.parse().map_err(refused)?;
+    let now = clock::unix_time().as_secs();
+    if at > now {
+        return Ok(());
+    }
+    Err(refused(format!(
+        "{} is in the past (it is {}); give a later time, or leave it out",
+        date(at),
+        date(now)
+    )))
+}
+
+/// An id for a key without `--id`. The random digits tell apart keys that are made in one second.
+fn drawn_id(tenant: &str) -> Result<String, Failure> {
+    let tenant: String = tenant.chars().take(TENANT_IN_ID).collect();
+    let random = Secret::draw().map_err(Failure::other)?;
+    let digits = random.expose().len() - 6;
+    let time = strftime("%Y%m%d-%H%M%S", clock::unix_time());
+    Ok(format!("{tenant}-{time}-{}", &random.expose()[digits..]))
+}
+
 /// The entry of a new key, as the file has it.
-fn entry(matches: &ArgMatches, key: &str) -> String {
+fn entry(matches: &ArgMatches, key: &str) -> Result<String, Failure> {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     let quoted = |text: &str| toml_string(text);
     let tenant = text("tenant").unwrap_or_default();
-    let drawn = || format!("{tenant}-{}", strftime("%Y%m%d-%H%M%S", clock::unix_time()));
-    let id = text("id").map_or_else(drawn, str::to_owned);
+    let id = match text("id") {
+        Some(id) => id.to_owned(),
+        None => drawn_id(tenant)?,
+    };
     let mut entry = format!("[[keys]]\nid = {}\ntenant = {}\n", quoted(&id), quoted(tenant));
     let _ = writeln!(entry, "hash = \"{}\"", hash_text(key));
     for name in ["requests-per-minute", "tokens-per-minute", "max-concurrent"] {
@@ -135,7 +180,7 @@ fn entry(matches: &ArgMatches, key: &str) -> String {
             let _ = writeln!(entry, "{name} = true");
         }
     }
-    entry
+    Ok(entry)
 }
 
 /// A basic string of TOML, which has JSON's escapes.
@@ -143,33 +188,54 @@ fn toml_string(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// Appends an entry to the file at `path`, whole or not at all. Only this user may read a new file.
-fn append(path: &Path, entry: &str) -> Result<(), KeysError> {
-    let failed = |error: std::io::Error| KeysError::Io { path: path.to_owned(), error };
-    // A link, as of a mounted secret, stays one.
-    let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let before = regular_file::read_if_there(path, MAX_FILE_BYTES).map_err(failed)?;
-    let mut text = String::from_utf8_lossy(&before.unwrap_or_default()).into_owned();
-    KeySet::parse(path, &text, &KeySet::default())?;
-    if !text.is_empty() {
-        text.push_str(if text.ends_with('\n') { "\n" } else { "\n\n" });
-    }
-    text.push_str(entry);
-    KeySet::parse(path, &text, &KeySet::default())?;
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".new-{}", std::process::id()));
-    let draft = PathBuf::from(name);
-    let write = || -> std::io::Result<()> {
-        let mut options = std::fs::OpenOptions::new();
-        let mut file = options.write(true).create_new(true).mode(0o600).open(&draft)?;
-        if let Ok(metadata) = std::fs::metadata(path) {
-            file.set_permissions(metadata.permissions())?;
+/// The keys file with a further entry, beside the old one. Dropped, it leaves the old one as it is.
+struct Draft {
+    at: PathBuf,
+    path: PathBuf,
+}
+
+impl Draft {
+    /// Writes the draft. Only this user may read a new file.
+    fn write(path: &Path, entry: &str) -> Result<Self, KeysError> {
+        let failed = |error: std::io::Error| KeysError::Io { path: path.to_owned(), error };
+        // A link, as of a mounted secret, stays one.
+        let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let before = regular_file::read_if_there(path, MAX_FILE_BYTES).map_err(failed)?;
+        let mut text = String::from_utf8_lossy(&before.unwrap_or_default()).into_owned();
+        KeySet::parse(path, &text, &KeySet::default())?;
+        if !text.is_empty() {
+            text.push_str(if text.ends_with('\n') { "\n" } else { "\n\n" });
         }
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&draft, path)
-    };
-    write().inspect_err(|_| drop(std::fs::remove_file(&draft))).map_err(failed)
+        text.push_str(entry);
+        KeySet::parse(path, &text, &KeySet::default())?;
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".new-{}", std::process::id()));
+        let mut options = std::fs::OpenOptions::new();
+        let mut file = options.write(true).create_new(true).mode(0o600).open(&name).map_err(failed)?;
+        let draft = Self { at: name.into(), path: path.clone() };
+        let mut fill = || -> std::io::Result<()> {
+            if let Ok(metadata) = std::fs::metadata(path) {
+                file.set_permissions(metadata.permissions())?;
+            }
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        };
+        fill().map_err(failed)?;
+        Ok(draft)
+    }
+
+    /// Puts the draft in the file's place.
+    fn commit(self) -> Result<(), KeysError> {
+        let renamed = std::fs::rename(&self.at, &self.path);
+        renamed.map_err(|error| KeysError::Io { path: self.path.clone(), error })
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // It is gone if it was committed.
+        let _ = std::fs::remove_file(&self.at);
+    }
 }
 
 fn list(matches: &ArgMatches) -> Result<(), Failure> {
@@ -268,18 +334,18 @@ mod tests {
             "--highest-priority",
             "-5",
             "--expires",
-            "2027-01-31T12:00:00+01:00",
+            "2127-01-31T12:00:00+01:00",
             "--admin",
         ];
         let matches = new_command().try_get_matches_from(words).expect("it parses");
-        let text = entry(&matches, "a key");
+        let text = entry(&matches, "a key").expect("an entry");
         let set = KeySet::parse(Path::new("f"), &text, &KeySet::default()).expect("it is valid");
         let key = &set.keys()[0];
         assert_eq!((&*key.id, &*key.tenant, key.is_admin, key.is_gateway), ("ci", "acme", true, false));
         assert_eq!(key.rights.models.as_deref(), Some(&["a".to_owned(), "b\"c".to_owned()][..]));
         assert_eq!((key.rights.priority, key.rights.highest_priority), (10, -5));
         assert_eq!((key.limits.requests, key.limits.tokens), (Some(60), None));
-        assert_eq!(state(key, 0), "until 2027-01-31T11:00:00Z (admin)");
+        assert_eq!(state(key, 0), "until 2127-01-31T11:00:00Z (admin)");
         assert!(!text.contains("a key") && !to_json(key, 0).to_string().contains("sha256"));
     }
 
@@ -307,5 +373,25 @@ mod tests {
         let entries = std::fs::read_dir(directory.path()).expect("a directory").count();
         assert_eq!(entries, 1, "no draft is left");
         assert!(run_new(&["--tenant", "a b"]).expect_err("no name").message.contains("tenant must be"));
+    }
+
+    #[test]
+    fn keys_of_one_second_have_different_ids_that_fit() {
+        let tenant = "t".repeat(64);
+        let [one, other] = [drawn_id(&tenant), drawn_id(&tenant)].map(|id| id.expect("an id"));
+        assert_ne!(one, other);
+        assert!(one.len() <= 64, "{one}");
+        let text = format!("[[keys]]\nid = \"{one}\"\ntenant = \"t\"\nhash = \"{}\"\n", hash_text("k"));
+        KeySet::parse(Path::new("f"), &text, &KeySet::default()).expect("the file takes it");
+    }
+
+    #[test]
+    fn a_key_of_no_use_is_refused() {
+        let refused = |words: &[&str]| run_new(words).expect_err("of no use").message;
+        let told = refused(&["--tenant", "acme", "--expires", "2020-01-01T00:00:00Z"]);
+        assert!(told.starts_with("--expires 2020-01-01T00:00:00Z is in the past (it is 2"), "{told}");
+        assert!(refused(&["--tenant", "acme", "--expires", "soon"]).starts_with("--expires must be a date"));
+        let empty = command().try_get_matches_from(["keys", "new", "--tenant", "acme", "--models", ""]);
+        assert!(empty.expect_err("no name").to_string().contains("--models"));
     }
 }

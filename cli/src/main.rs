@@ -3,6 +3,7 @@
 //! need no weights.
 
 #![cfg_attr(not(feature = "worker"), allow(dead_code, unused_imports))] // the other commands use the rest
+#![warn(clippy::print_stdout, clippy::print_stderr)] // they panic when nobody reads; `out` does not
 
 #[macro_use]
 mod out;
@@ -108,7 +109,7 @@ fn refuse(error: &clap::Error) -> ! {
     if let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand)
         && let Some(instead) = arguments::instead_of(name)
     {
-        eprintln!("error: Skein has no command `{name}`: {instead}\n\nFor more information, try '--help'.");
+        errln!("error: Skein has no command `{name}`: {instead}\n\nFor more information, try '--help'.");
         std::process::exit(USAGE.into());
     }
     error.exit()

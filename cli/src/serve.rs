@@ -212,9 +212,7 @@ async fn swap_on_hangup(mut hangups: Hangups, shutdown: &Shutdown, orders: &Orde
 /// Explains Ctrl-C to the user; the router logs a line of its own.
 fn announce_shutdown() {
     if std::io::stderr().is_terminal() {
-        eprintln!(
-            "\nshutting down: running requests finish, new ones are refused; Ctrl-C again exits at once"
-        );
+        errln!("\nshutting down: running requests finish, new ones are refused; Ctrl-C again exits at once");
     }
 }
 

@@ -39,7 +39,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let outcome = serve(matches).await;
     if let Err(failure) = &outcome {
-        eprintln!("error: {failure}");
+        errln!("error: {failure}");
         trace::flush(settings::FLUSH_TRACES);
         // A thread may hang in the driver of a stuck GPU, and the driver's exit handlers may hang, too.
         // Routers must see the exit at once, so that streams continue on other workers.

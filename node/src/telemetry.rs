@@ -92,6 +92,8 @@ pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
         return started.map_err(|_| TelemetryError::AlreadySet);
     }
     let builder = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(writer).with_ansi(terminal);
+    // It would report them by `eprintln!`, which panics when standard error is closed or full.
+    let builder = builder.log_internal_errors(false);
     let started = if json {
         builder.json().flatten_event(true).with_current_span(false).try_init()
     } else {

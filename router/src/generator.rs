@@ -77,6 +77,8 @@ pub trait TokenSource: Stream<Item = Result<TokenDelta, Refusal>> + Send + Unpin
     /// [`crate::request::FinishReason::Abort`] or nothing more; the others continue. Unknown and ended
     /// samples are ignored.
     fn abort_sample(&mut self, sample_index: u32);
+    /// The call is refused although this request was accepted: its client pays nothing for it.
+    fn refuse(&mut self) {}
     /// Name of the worker that generates now or generated last.
     fn worker(&self) -> Option<Arc<str>> {
         None

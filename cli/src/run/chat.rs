@@ -26,7 +26,7 @@ pub async fn talk(target: &Target, options: AnswerOptions) -> Result<(), Failure
     let config = Config::builder().max_history_size(HISTORY_LINES).map_err(Failure::other)?.build();
     let mut editor = DefaultEditor::with_config(config).map_err(Failure::other)?;
     let mut chat = Chat { options, messages: Vec::new(), stats: true };
-    eprintln!("{}; /help lists commands, /bye ends", target.model());
+    errln!("{}; /help lists commands, /bye ends", target.model());
     let mut block: Option<Block> = None;
     loop {
         let prompt = if block.is_some() { "... " } else { ">>> " };
@@ -53,11 +53,11 @@ pub async fn talk(target: &Target, options: AnswerOptions) -> Result<(), Failure
             }
             Err(ReadlineError::Interrupted) => {
                 block = None;
-                eprintln!("(/bye or Ctrl-D ends)");
+                errln!("(/bye or Ctrl-D ends)");
             }
             Err(ReadlineError::Eof) => return Ok(()),
             Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                eprintln!("(a line that is not UTF-8 was dropped)");
+                errln!("(a line that is not UTF-8 was dropped)");
             }
             Err(error) => return Err(Failure::other(error)),
         }
@@ -88,16 +88,16 @@ impl Chat {
         match line {
             Line::Empty => {}
             Line::Bye => return Ok(true),
-            Line::Help => eprintln!("{HELP}"),
+            Line::Help => errln!("{HELP}"),
             Line::Clear => self.messages.clear(),
             Line::Stats => self.stats = !self.stats,
             Line::System(text) => self.options.system = text,
             Line::Set(name, value) => {
                 if let Err(reason) = sampling::set_checked(&mut self.options.sampling, &name, &value) {
-                    eprintln!("{reason}");
+                    errln!("{reason}");
                 }
             }
-            Line::Unknown(line) => eprintln!("`{line}` is not a command; /help lists them"),
+            Line::Unknown(line) => errln!("`{line}` is not a command; /help lists them"),
             Line::Say(prompt) => self.say(target, prompt).await?,
         }
         Ok(false)
@@ -118,7 +118,7 @@ impl Chat {
         match outcome {
             Ok(answer) => {
                 if self.stats {
-                    eprintln!("{}", answer.stats());
+                    errln!("{}", answer.stats());
                 }
                 self.messages.push(json!({"role": "user", "content": prompt}));
                 self.messages.push(json!({"role": "assistant", "content": answer.text}));
@@ -126,9 +126,9 @@ impl Chat {
             Err(Unanswered::Refused(
                 refusal @ (Refusal::ContextLength { .. } | Refusal::PromptTooLong(_)),
             )) => {
-                eprintln!("{refusal}\n/clear starts a new conversation.")
+                errln!("{refusal}\n/clear starts a new conversation.")
             }
-            Err(refusal) => eprintln!("{refusal}"),
+            Err(refusal) => errln!("{refusal}"),
         }
         Ok(())
     }

@@ -111,7 +111,7 @@ async fn converse(target: &Target, options: AnswerOptions, prompt: Option<String
         None => chat::talk(target, options).await,
         Some(prompt) => {
             if std::io::stdout().is_terminal() {
-                eprintln!("{} answers:", target.model());
+                errln!("{} answers:", target.model());
             }
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
             let draft = generate::draft(&options, &[], &prompt);

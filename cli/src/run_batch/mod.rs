@@ -365,7 +365,7 @@ impl Shown {
         } else if clock::now().since(self.last_line) >= LINE_EVERY {
             self.last_line = clock::now();
             let of = self.total.map_or(String::new(), |total| format!(" of {total}"));
-            eprintln!("{}{of} lines done, {failed} refused, {output_tokens} output tokens", progress.done());
+            errln!("{}{of} lines done, {failed} refused, {output_tokens} output tokens", progress.done());
         }
     }
 

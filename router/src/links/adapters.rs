@@ -142,7 +142,11 @@ pub(crate) async fn apply(
                     changes.lock().saw(worker, std::slice::from_ref(record));
                 }
                 Ok(_) => {}
-                Err(error) => tracing::warn!(?record, %error, "a worker has not changed its adapters"),
+                Err(error) => {
+                    let loads = matches!(record.change, AdapterChange::Loaded { .. });
+                    let (name, what) = (&record.name, if loads { "loaded" } else { "unloaded" });
+                    tracing::warn!(adapter = name, %error, "a worker has not {what} an adapter");
+                }
             }
             done
         }

@@ -108,6 +108,11 @@ impl TokenSource for Observed {
         self.source.abort_sample(sample_index);
     }
 
+    fn refuse(&mut self) {
+        self.answer.is_refused = true;
+        self.source.refuse();
+    }
+
     fn worker(&self) -> Option<Arc<str>> {
         self.source.worker()
     }
@@ -148,6 +153,10 @@ struct Answer {
     resumes: bool,
     has_begun: bool,
     has_ended: bool,
+    /// Whether its call is refused.
+    is_refused: bool,
+    /// Whether no worker had room for it: it costs as little as if the queue here had been full.
+    has_no_room: bool,
     samples: Vec<Sample>,
     span: AnswerSpan,
     /// Code of the error that ended it.
@@ -187,6 +196,8 @@ impl Answer {
             resumes: request.resume.is_some() || request.is_resumed,
             has_begun: false,
             has_ended: false,
+            is_refused: false,
+            has_no_room: false,
             samples: vec![Sample::default(); request.n as usize],
             span: AnswerSpan::new(request),
             error: None,
@@ -262,6 +273,7 @@ impl Answer {
 
     fn failed(&mut self, refusal: &Refusal) {
         self.status = refusal.http().status;
+        self.has_no_room = !self.has_begun && refusal.retry_after().is_some();
         self.error = Some(refusal.http().code.unwrap_or("invalid_request"));
         refusal.trace(&self.span.request);
         let is_lost =
@@ -308,7 +320,8 @@ impl Answer {
     /// Corrects what the request took from limits, and records what it used.
     fn account(&mut self, outcome: Outcome, now: Timestamp) {
         let key = self.charge.key().cloned();
-        if let Some(tenants) = self.metrics.tenants().filter(|tenants| tenants.wants(key.as_deref())) {
+        let wants = |tenants: &&TenantMetrics| !self.is_refused && tenants.wants(key.as_deref());
+        if let Some(tenants) = self.metrics.tenants().filter(wants) {
             // A request whose prompt was not computed yet has used nothing.
             let prompt_tokens = if self.has_begun { self.prompt_tokens } else { 0 };
             tenants.ended(Usage {
@@ -322,7 +335,11 @@ impl Answer {
         }
         let computed = self.prompt_tokens.saturating_sub(self.cached_tokens.into());
         let prompt = if self.has_begun { computed } else { 0 };
-        self.charge.settle(prompt + self.output_tokens(), now);
+        if self.is_refused || self.has_no_room {
+            self.charge.refund();
+        } else {
+            self.charge.settle(prompt + self.output_tokens(), now);
+        }
     }
 
     fn output_tokens(&self) -> u64 {

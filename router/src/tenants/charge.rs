@@ -55,6 +55,13 @@ impl Charge {
         self.taken.tokens
     }
 
+    /// Gives all of it back: the request was refused.
+    pub fn refund(&mut self) {
+        if let Some(key) = self.key.take() {
+            key.give(self.taken);
+        }
+    }
+
     /// Ends the request, which cost this many `tokens`.
     pub fn settle(&mut self, tokens: u64, now: Timestamp) {
         if let Some(key) = self.key.take() {
@@ -69,8 +76,6 @@ const NOTHING: Ask = Ask { requests: 0, tokens: 0 };
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if let Some(key) = self.key.take() {
-            key.give(self.taken);
-        }
+        self.refund();
     }
 }

@@ -204,6 +204,9 @@ impl WrittenKey {
         if self.models.as_ref().is_some_and(Vec::is_empty) {
             problems.push(format!("{at}: models is empty; name one, or leave it out for all"));
         }
+        if self.models.iter().flatten().any(|name| name.trim().is_empty()) {
+            problems.push(format!("{at}: models has an empty name; leave models out to allow all"));
+        }
         Rights {
             key: self.id.clone(),
             models: self.models.clone(),
@@ -318,6 +321,7 @@ mod tests {
         let text = "[tenants.\"a b\"]\nmax-concurrent = 0\n".to_owned()
             + &entry("one", "t", "k", "requests-per-minute = 0")
             + &entry("one", "", "k", "models = []\nexpires = 2026-11-29\npriority = 200")
+            + &entry("blank", "t", "blank", "models = [\"a\", \" \"]")
             + "[[keys]]\nid = \"two\"\ntenant = \"t\"\nhash = \"sk-skein-secret-secret-secret\"\nhighest-priority = 5\n";
         let told = parse(&text).unwrap_err();
         for part in [
@@ -331,8 +335,9 @@ mod tests {
             "key 2 (`one`): expires must be a date and time",
             "key 2 (`one`): priority must be in [-100, 100], got 200",
             "key 2 (`one`): hash is that of another key",
-            "key 3 (`two`): highest-priority is 5",
-            "key 3 (`two`): hash must be `sha256:`",
+            "key 3 (`blank`): models has an empty name",
+            "key 4 (`two`): highest-priority is 5",
+            "key 4 (`two`): hash must be `sha256:`",
         ] {
             assert!(told.contains(part), "{part}: {told}");
         }

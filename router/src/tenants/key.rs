@@ -80,6 +80,25 @@ impl Key {
         }
     }
 
+    /// Checks a call whose `prompts` run at once.
+    ///
+    /// # Errors
+    /// If they are more than the key or its tenant may ever run at once, so that waiting does not help.
+    pub fn check_prompts(&self, prompts: usize) -> Result<(), Refusal> {
+        for (limits, is_tenants) in [(&self.limits, false), (&self.shared, true)] {
+            if let Some(most) = limits.concurrent.filter(|most| prompts > *most as usize) {
+                let message = format!(
+                    "prompt has {prompts} prompts, which run at once, but {} has a limit of {}; send at most {most} in a \
+                     call.",
+                    self.whose(is_tenants),
+                    counted(most.into(), "at once"),
+                );
+                return Err(Refusal::invalid("prompt", message));
+            }
+        }
+        Ok(())
+    }
+
     /// Takes what a request needs from the limits.
     pub(super) fn take(&self, ask: Ask, now: Timestamp) -> Result<(), Refusal> {
         let (key, tenant) = ((&self.limits, &*self.meter), (&self.shared, &*self.tenant_meter));
@@ -99,12 +118,12 @@ impl Key {
     }
 
     fn refusal(&self, over: Over, is_tenants: bool) -> Refusal {
-        let whose =
-            if is_tenants { format!("tenant `{}`", self.tenant) } else { format!("key `{}`", self.id) };
+        let whose = self.whose(is_tenants);
         let (kind, limit) = match over.limit {
-            Limit::Requests(limit) => ("requests", format!("{limit} requests a minute")),
+            Limit::Requests(limit) => ("requests", counted(limit, "a minute")),
+            Limit::Tokens(1) => ("tokens", "1 token a minute".to_owned()),
             Limit::Tokens(limit) => ("tokens", format!("{limit} tokens a minute")),
-            Limit::Concurrent(limit) => ("requests", format!("{limit} requests at once")),
+            Limit::Concurrent(limit) => ("requests", counted(limit.into(), "at once")),
         };
         let message = format!(
             "Rate limit reached for {whose}: {limit}; retry after {} ms.",
@@ -112,4 +131,13 @@ impl Key {
         );
         Refusal::RateLimited { kind, message, retry_after: over.retry_after }
     }
+
+    fn whose(&self, is_tenants: bool) -> String {
+        if is_tenants { format!("tenant `{}`", self.tenant) } else { format!("key `{}`", self.id) }
+    }
+}
+
+fn counted(requests: u64, when: &str) -> String {
+    let noun = if requests == 1 { "request" } else { "requests" };
+    format!("{requests} {noun} {when}")
 }

@@ -35,7 +35,7 @@ struct State {
 /// What a request takes from the limits when it begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ask {
-    /// 1, or 0 for a further prompt of the same call.
+    /// 1, or 0 for a further prompt of the same call, whose tokens may leave a debt.
     pub requests: u64,
     /// Its prompt tokens and expected output tokens.
     pub tokens: u64,
@@ -135,6 +135,10 @@ impl State {
         if let Some(most) = limits.concurrent.filter(|most| self.running >= *most) {
             return Err(Over { limit: Limit::Concurrent(most), retry_after: UNTIL_ONE_ENDS });
         }
+        if ask.requests == 0 {
+            // The first prompt of the call decided. A call of more tokens than the limit would never run.
+            return Ok(());
+        }
         let requests = limits.requests.map(|limit| (Limit::Requests(limit), &self.requests, ask.requests));
         let tokens = limits.tokens.map(|limit| (Limit::Tokens(limit), &self.tokens, ask.tokens));
         for (limit, bucket, units) in [requests, tokens].into_iter().flatten() {
@@ -213,6 +217,20 @@ mod tests {
         assert_eq!(tenant.quotas(&none, now()), Quotas::default());
         let free = Meter::default();
         (0..1000).for_each(|_| assert!(take((&none, &free), (&none, &tenant), ONE, now()).is_ok()));
+    }
+
+    #[test]
+    fn further_prompts_of_a_call_leave_a_debt() {
+        let (key, tenant) = (Meter::default(), Meter::default());
+        let (limits, none) = (Limits { tokens: Some(150), ..Limits::default() }, Limits::default());
+        let take = |ask| take((&limits, &key), (&none, &tenant), ask, now()).map_err(|(over, _)| over.limit);
+        let further = Ask { requests: 0, ..ONE };
+        assert_eq!((take(ONE), take(further), take(further)), (Ok(()), Ok(()), Ok(())));
+        assert_eq!(take(Ask { requests: 1, tokens: 1 }), Err(Limit::Tokens(150)));
+        let left = |after| {
+            key.quotas(&limits, now() + Duration::from_secs(after)).tokens.map(|quota| quota.remaining)
+        };
+        assert_eq!((left(0), left(60), left(120)), (Some(0), Some(0), Some(150)));
     }
 
     #[test]

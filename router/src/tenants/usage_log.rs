@@ -3,7 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -160,8 +160,11 @@ impl Target {
             Some(file) => self.file.insert(file),
             None => self.file.insert(open(&self.path)?),
         };
-        let end = file.metadata()?.len();
-        file.write_all(lines).inspect_err(|_| {
+        let metadata = file.metadata()?;
+        let end = metadata.len();
+        // Else the first line would be lost with the half one before it.
+        let begin: &[u8] = if metadata.is_file() && is_cut(&self.path, end) { b"\n" } else { b"" };
+        file.write_all(&[begin, lines].concat()).inspect_err(|_| {
             // Half a line would spoil the next one.
             let _ = file.set_len(end);
         })?;
@@ -180,6 +183,13 @@ impl Target {
 
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}
+
+/// Whether the last line of the file at `path` has no end: a killed process or a full disk cut it.
+fn is_cut(path: &Path, bytes: u64) -> bool {
+    let mut last = *b"\n";
+    let read = |at: u64| File::open(path).and_then(|file| file.read_exact_at(&mut last, at));
+    bytes.checked_sub(1).map(read).is_some_and(|read| read.is_ok()) && last != *b"\n"
 }
 
 /// Whether `file` is still the one at `path`.
@@ -240,6 +250,23 @@ mod tests {
         assert_eq!(log.counts(), (3, 0));
         let mode = std::fs::metadata(&path).unwrap().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn half_a_line_at_the_end_of_the_file_spoils_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("usage.jsonl");
+        std::fs::write(&path, "{\"request\":\"before\"}\n{\"requ").unwrap();
+        let log = UsageLog::open(&path).unwrap();
+        ["a", "b"].into_iter().for_each(|name| {
+            log.add(usage(name));
+            log.flush();
+        });
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert_eq!(lines[1], "{\"requ");
+        assert!(lines[2].contains("\"request\":\"a\"") && lines[3].contains("\"request\":\"b\""), "{text}");
     }
 
     #[test]

@@ -226,6 +226,11 @@ impl TextStream {
         }
     }
 
+    /// See [`TokenSource::refuse`].
+    pub fn refuse(&mut self) {
+        self.source.refuse();
+    }
+
     /// The request's moves so far; complete once the stream has ended.
     pub fn journey(&self) -> Journey {
         self.source.journey()

@@ -55,7 +55,7 @@ async fn measure(flags: &Serve) -> Result<(), Failure> {
     let context = server.max_model_len().await;
     let notice = context.map_or(Ok(None), |context| flags.fit(&mut workload, context)).map_err(usage)?;
     if let Some(notice) = notice {
-        eprintln!("{notice}");
+        errln!("{notice}");
     }
     let result_file = flags.result_file(server.model())?;
     let pace = Pace {
@@ -111,7 +111,7 @@ fn write_plots(path: Option<&PathBuf>, results: &[Saved]) -> Result<(), Failure>
 fn write(path: &Path, content: &str) -> Result<(), Failure> {
     std::fs::write(path, content)
         .map_err(|error| Failure::other(format!("cannot write {}: {error}", path.display())))?;
-    eprintln!("saved {}", path.display());
+    errln!("saved {}", path.display());
     Ok(())
 }
 

@@ -50,7 +50,8 @@ pub struct Prompted {
 }
 
 impl CallStream {
-    /// Starts `drafts`. If one is refused, the others are cancelled.
+    /// Starts `drafts`. If one is refused, the others are cancelled, and none counts towards the
+    /// limits of the key.
     pub async fn start(app: &App, tenant: &Tenant, drafts: Vec<Draft>) -> Result<Self, Refusal> {
         let mut merged = Self {
             prompts: Vec::new(),
@@ -58,10 +59,12 @@ impl CallStream {
             alone: None,
             early: VecDeque::new(),
         };
+        tenant.key().map_or(Ok(()), |key| key.check_prompts(drafts.len()))?;
+        let mut streams: Vec<TextStream> = Vec::with_capacity(drafts.len());
         for draft in drafts {
+            let started = app.start(Draft { tenant: tenant.clone(), ..draft }).await;
             let Started { request, stream, split } =
-                app.start(Draft { tenant: tenant.clone(), ..draft }).await?;
-            let at = merged.prompts.len();
+                started.inspect_err(|_| streams.iter_mut().for_each(TextStream::refuse))?;
             let (usage, journey) = (stream.usage(), stream.journey());
             let usage_of_samples = (0..request.n).map(|sample| stream.usage_of_sample(sample)).collect();
             let prompt_logprobs = Vec::new();
@@ -73,8 +76,9 @@ impl CallStream {
                 journey,
                 prompt_logprobs,
             });
-            merged.running.push(advance(at, stream));
+            streams.push(stream);
         }
+        merged.running.extend(streams.into_iter().enumerate().map(|(at, stream)| advance(at, stream)));
         Ok(merged)
     }
 

@@ -213,9 +213,51 @@ async fn requests_at_once_are_limited_and_a_place_is_free_when_one_ends() {
     let first = routes(server.app.clone()).oneshot(request()).await.unwrap();
     let second = send(&server.app, request()).await;
     assert_eq!((first.status().as_u16(), second.status), (200, 429));
-    assert!(second.body.contains("1 requests at once"), "{}", second.body);
+    assert!(second.body.contains("1 request at once"), "{}", second.body);
     drop(first);
     assert_eq!(routes(server.app.clone()).oneshot(request()).await.unwrap().status().as_u16(), 200);
+}
+
+#[tokio::test]
+async fn a_call_that_could_never_run_is_told_so_and_a_refused_one_costs_nothing() {
+    let tenant = "[tenants.acme]\nmax-concurrent = 2\n".to_owned();
+    let limits = "max-concurrent = 1\nrequests-per-minute = 10\ntokens-per-minute = 1000";
+    let text = tenant + &entry("a", "acme", limits) + &entry("b", "acme", "requests-per-minute = 10");
+    let server = Server::start(says("x"), &text);
+    let two = server.complete("a", json!({"prompt": ["a", "b"]})).await;
+    let message = "prompt has 2 prompts, which run at once, but key `a` has a limit of 1 request at once; send at most 1 \
+                   in a call.";
+    check_error(two, 400, &invalid("prompt", message)).await;
+    let three = server.complete("b", json!({"prompt": ["a", "b", "c"]})).await;
+    assert!(
+        three.status == 400 && three.body.contains("tenant `acme` has a limit of 2 requests"),
+        "{}",
+        three.body
+    );
+    // The tenant has room for one of two prompts: what the first one took is given back.
+    let hanging = Script { say: vec![Say::Delta(delta(0, "a")), Say::Hang], ..Script::default() };
+    let server = Server::start(hanging, &text);
+    let body = json!({"prompt": "ab", "stream": true}).to_string();
+    let request = Request::post(COMPLETIONS).header("x-api-key", key("a"));
+    let request = request.header("content-type", "application/json").body(Body::from(body)).unwrap();
+    let running = routes(server.app.clone()).oneshot(request).await.unwrap();
+    for _ in 0..3 {
+        let refused = server.complete("b", json!({"prompt": ["a", "b"]})).await;
+        assert_eq!((refused.status, refused.header("x-ratelimit-remaining-requests")), (429, "10"));
+        assert!(refused.body.contains("tenant `acme`: 2 requests at once"), "{}", refused.body);
+    }
+    // One of its prompts is bad.
+    drop(running);
+    let bad = server.complete("b", json!({"prompt": [[5], [5, 99999999]]})).await;
+    assert_eq!((bad.status, bad.header("x-ratelimit-remaining-requests")), (400, "10"), "{}", bad.body);
+    assert_eq!(server.usage().len(), 1, "only the stream that was dropped");
+}
+
+#[tokio::test]
+async fn a_call_of_more_tokens_than_the_limit_runs_when_the_bucket_is_full() {
+    let server = Server::start(says("x"), &entry("a", "acme", "tokens-per-minute = 100"));
+    let three = server.complete("a", json!({"prompt": ["a", "b", "c"], "max_tokens": 60})).await;
+    assert_eq!(three.status, 200, "{}", three.body);
 }
 
 #[tokio::test]
