@@ -52,6 +52,7 @@ fn keys_are_for_their_owner_and_nothing_is_overwritten() {
         let (code, _, errors) = certs(again, at);
         assert_eq!(code, 2, "{errors}");
         assert!(errors.contains("exists and is not overwritten"), "{errors}");
+        assert_eq!(errors.contains("--renew"), file.contains("worker"), "{errors}");
         assert_eq!(std::fs::read(at.join(file)).unwrap(), before, "{file}");
     }
     let key = std::fs::read(at.join("certs/worker-1.key")).unwrap();
@@ -86,13 +87,15 @@ fn mistakes_name_the_file_and_the_next_step() {
     for (arguments, expected) in [
         ("node a --days 30", "expires in 10 days, before the certificate's 30"),
         ("node a --days 1 --host http://a", "without a scheme and a port"),
-        ("node a --days 1 --renew", "certs/a.key does not exist: there is nothing to renew"),
+        ("node a --days 1 --renew", "certs/a.key does not exist: there is nothing to renew; --out names"),
         ("node ../a --days 1", "letters, digits"),
     ] {
         let (code, _, errors) = certs(arguments, at);
         assert_eq!(code, 2, "{errors}");
         assert!(errors.contains(expected), "{errors}");
     }
+    let made = made("node b", at);
+    assert!(made.contains("certs/b.crt  valid for 10 days, as long as its authority"), "{made}");
     std::fs::write(at.join("certs/ca.key"), "not a key").unwrap();
     let (_, _, errors) = certs("node a --days 1", at);
     assert!(errors.contains("certs/ca.key is not a private key in PEM"), "{errors}");

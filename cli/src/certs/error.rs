@@ -1,17 +1,28 @@
 //! Why certificates cannot be made.
 
 use std::path::PathBuf;
+use std::time::Duration;
+
+use super::issue::period;
 
 /// A failure of `skein certs`.
 #[derive(Debug, thiserror::Error)]
 pub enum CertsError {
     #[error("{} exists and is not overwritten: choose another --out, or move it away{hint}", path.display())]
-    Exists { path: PathBuf, hint: &'static str },
+    Exists {
+        path: PathBuf,
+        /// Another way, which begins with a semicolon; may be empty.
+        hint: &'static str,
+    },
     #[error("{} cannot be {doing}: {error}", path.display())]
     File { path: PathBuf, doing: &'static str, error: std::io::Error },
     #[error("{} does not exist: skein certs ca makes it, and --ca names its directory", .0.display())]
     NoAuthority(PathBuf),
-    #[error("{} does not exist: there is nothing to renew; leave out --renew", .0.display())]
+    #[error(
+        "{} does not exist: there is nothing to renew; --out names the directory of the node's \
+         files, or leave out --renew for a new key",
+        .0.display()
+    )]
     NothingToRenew(PathBuf),
     #[error("{} is not a {what} in PEM: {why}", path.display())]
     Unusable { path: PathBuf, what: &'static str, why: String },
@@ -20,9 +31,10 @@ pub enum CertsError {
     #[error("{} does not belong to {}: the public keys differ", key.display(), certificate.display())]
     OtherKey { key: PathBuf, certificate: PathBuf },
     #[error(
-        "the authority expires in {left} days, before the certificate's {days}: lower --days, or make a new authority"
+        "the authority expires in {}, before the certificate's {days}: lower --days or leave it out, or make a new \
+         authority", period(*left)
     )]
-    Outlives { left: u64, days: u32 },
+    Outlives { left: Duration, days: u32 },
     #[error("the authority in {} has expired: make a new one with skein certs ca --out", .0.display())]
     Expired(PathBuf),
     #[error(
@@ -43,6 +55,16 @@ impl CertsError {
     /// Whether other flags would help.
     pub fn is_usage(&self) -> bool {
         !matches!(self, Self::File { .. } | Self::Making(_))
+    }
+
+    /// Says that a node's certificate can also be renewed.
+    pub fn or_renew(self) -> Self {
+        match self {
+            Self::Exists { path, .. } => {
+                Self::Exists { path, hint: "; --renew replaces a node's certificate" }
+            }
+            other => other,
+        }
     }
 
     /// Ignores that a file exists already.

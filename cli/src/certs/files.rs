@@ -43,9 +43,7 @@ pub fn must_be_new(path: &Path) -> Result<(), CertsError> {
 }
 
 fn exists(path: &Path) -> CertsError {
-    let is_authority = path.file_stem().is_some_and(|name| name == "ca");
-    let hint = if is_authority { "" } else { "; --renew replaces a node's certificate" };
-    CertsError::Exists { path: path.into(), hint }
+    CertsError::Exists { path: path.into(), hint: "" }
 }
 
 /// Writes a file that must not exist; its directory is made if necessary.
@@ -80,16 +78,24 @@ pub fn replace(path: &Path, text: &str) -> Result<(), CertsError> {
     })
 }
 
+/// Random bytes of the system.
+///
+/// # Errors
+/// If the system has none.
+pub fn random<const N: usize>() -> Result<[u8; N], CertsError> {
+    let source = Path::new("/dev/urandom");
+    let failed = |error| CertsError::File { path: source.into(), doing: "read", error };
+    let mut random = [0; N];
+    std::fs::File::open(source).and_then(|mut file| file.read_exact(&mut random)).map_err(failed)?;
+    Ok(random)
+}
+
 /// Random bytes of the system, in hexadecimal.
 ///
 /// # Errors
 /// If the system has none.
-pub fn random_hex(bytes: usize) -> Result<String, CertsError> {
-    let source = Path::new("/dev/urandom");
-    let failed = |error| CertsError::File { path: source.into(), doing: "read", error };
-    let mut random = vec![0; bytes];
-    std::fs::File::open(source).and_then(|mut file| file.read_exact(&mut random)).map_err(failed)?;
-    Ok(random.iter().fold(String::new(), |mut text, byte| {
+pub fn random_hex<const N: usize>() -> Result<String, CertsError> {
+    Ok(random::<N>()?.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
     }))

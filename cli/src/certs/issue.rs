@@ -1,5 +1,5 @@
 //! Certificates and keys as text: ECDSA over P-256, which every TLS library and HSM supports. Pure, but for
-//! the random numbers of new keys.
+//! the random numbers of keys and serial numbers.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -7,18 +7,23 @@ use std::time::Duration;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber,
 };
 
 use x509_parser::extensions::GeneralName;
 
 use super::error::CertsError;
+use super::files::random;
 
 /// Name in every node's certificate, by which nodes recognise each other wherever they run.
 pub const CLUSTER_NAME: &str = "skein-cluster";
 const AUTHORITY_NAME: &str = "Skein cluster CA";
 /// Longest life of a certificate.
 const MAX_DAYS: u32 = 36_500;
+/// Life of a node's certificate, unless flags say otherwise or its authority ends before.
+pub const USUAL_LIFE: Duration = Duration::from_secs(365 * DAY.as_secs());
+/// Bytes of a serial number; RFC 5280 allows 20, and wants each to be positive and its issuer's only one.
+const SERIAL_BYTES: usize = 16;
 const DAY: Duration = Duration::from_secs(86_400);
 /// How far the clocks of nodes may be behind that of the machine which signs.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
@@ -38,22 +43,31 @@ pub struct Pair {
 /// # Errors
 /// If `days` are out of range.
 pub fn authority(days: u32, now: Duration) -> Result<Pair, CertsError> {
-    let mut parameters = parameters(AUTHORITY_NAME, checked_days(days)?, now);
+    let mut parameters = parameters(AUTHORITY_NAME, DAY * checked_days(days)?, now)?;
     parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     Ok(Pair { certificate: parameters.self_signed(&key)?.pem(), key: key.serialize_pem() })
 }
 
-fn parameters(name: &str, days: u32, now: Duration) -> CertificateParams {
+fn parameters(name: &str, life: Duration, now: Duration) -> Result<CertificateParams, CertsError> {
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     let mut parameters = CertificateParams::default();
     parameters.not_before = epoch + now.saturating_sub(CLOCK_SKEW);
-    parameters.not_after = epoch + now + DAY * days;
+    parameters.not_after = epoch + now + life;
+    parameters.serial_number = Some(serial_number()?);
     parameters.distinguished_name = rcgen::DistinguishedName::new();
     parameters.distinguished_name.push(DnType::CommonName, name);
     parameters.use_authority_key_identifier_extension = true;
-    parameters
+    Ok(parameters)
+}
+
+/// A random one: a renewed certificate keeps its key, and what is derived from that would stay the same.
+fn serial_number() -> Result<SerialNumber, CertsError> {
+    let mut bytes = random::<SERIAL_BYTES>()?;
+    // Positive, and as long as all others.
+    bytes[0] = bytes[0] & 0x7f | 0x40;
+    Ok(SerialNumber::from_slice(&bytes))
 }
 
 /// An authority that can sign.
@@ -99,23 +113,31 @@ impl Authority {
         &self.pem
     }
 
+    /// How long a node's certificate is valid that is to live `days`; without them, a year, or as long as the
+    /// authority if that is less.
+    ///
+    /// # Errors
+    /// If `days` are out of range, or the certificate would outlive the authority.
+    pub fn life(&self, days: Option<u32>) -> Result<Duration, CertsError> {
+        let left = self.not_after.saturating_sub(self.now);
+        let Some(days) = days else { return Ok(USUAL_LIFE.min(left)) };
+        let life = DAY * checked_days(days)?;
+        if life > left + CLOCK_SKEW { Err(CertsError::Outlives { left, days }) } else { Ok(life) }
+    }
+
     /// A node's certificate for `name`, `hosts` and [`CLUSTER_NAME`], with a new key, or with the one given
     /// as text and path.
     ///
     /// # Errors
-    /// If a name, a host or `days` are invalid, or the certificate would outlive the authority.
+    /// If a name, a host or the key is invalid.
     pub fn node(
         &self,
         name: &str,
         hosts: &[String],
-        days: u32,
+        life: Duration,
         key: Option<(&str, &Path)>,
     ) -> Result<Pair, CertsError> {
-        let mut parameters = parameters(checked_name(name)?, checked_days(days)?, self.now);
-        if self.now + DAY * days > self.not_after + CLOCK_SKEW {
-            let left = (self.not_after + CLOCK_SKEW - self.now).as_secs() / DAY.as_secs();
-            return Err(CertsError::Outlives { left, days });
-        }
+        let mut parameters = parameters(checked_name(name)?, life, self.now)?;
         let own = [CLUSTER_NAME, name].into_iter().chain(hosts.iter().map(String::as_str));
         for host in own.filter(|host| *host != name || is_dns_name(host)) {
             let host = alternative_name(host)?;
@@ -170,6 +192,17 @@ fn checked_days(days: u32) -> Result<u32, CertsError> {
     is_allowed.then_some(days).ok_or(CertsError::Days { days, most: MAX_DAYS })
 }
 
+/// A time in days, or in hours if it is shorter than one.
+pub fn period(time: Duration) -> String {
+    // The clock may have gone on by minutes since the days were counted from it.
+    let count = |unit: Duration| (time + CLOCK_SKEW / 2).as_secs() / unit.as_secs();
+    let (count, unit) = match count(DAY) {
+        0 => (count(Duration::from_secs(3600)), "hour"),
+        days => (days, "day"),
+    };
+    format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
+}
+
 /// `name` if it may name files and a subject.
 ///
 /// # Errors
@@ -215,10 +248,9 @@ mod tests {
     /// What is wrong with a node's certificate of a new authority with ten days.
     fn refusal(name: &str, host: &str, days: u32) -> String {
         let authority = parsed(&authority(10, NOW).unwrap(), NOW).unwrap();
-        authority
-            .node(name, &[host.to_owned()], days, None)
-            .err()
-            .map_or_else(String::new, |error| error.to_string())
+        let made =
+            authority.life(Some(days)).and_then(|life| authority.node(name, &[host.to_owned()], life, None));
+        made.err().map_or_else(String::new, |error| error.to_string())
     }
 
     #[test]
@@ -246,7 +278,7 @@ mod tests {
     #[test]
     fn only_an_authority_with_its_own_key_signs() {
         let [one, other] = [authority(10, NOW).unwrap(), authority(10, NOW).unwrap()];
-        let node = parsed(&one, NOW).unwrap().node("a", &[], 1, None).unwrap();
+        let node = parsed(&one, NOW).unwrap().node("a", &[], DAY, None).unwrap();
         let why =
             |pair: &Pair, now| parsed(pair, now).err().map_or_else(String::new, |error| error.to_string());
         assert_eq!(why(&one, NOW), "");
@@ -262,11 +294,44 @@ mod tests {
     fn a_renewed_certificate_keeps_its_key_and_its_hosts() {
         let authority = parsed(&authority(10, NOW).unwrap(), NOW).unwrap();
         let given = ["b.example", "10.0.0.7", "fd00::7"].map(str::to_owned);
-        let first = authority.node("a", &given, 1, None).unwrap();
+        let first = authority.node("a", &given, DAY, None).unwrap();
         let kept = hosts((&first.certificate, &"a.crt".into())).unwrap();
         assert_eq!(kept, ["skein-cluster", "a", "b.example", "10.0.0.7", "fd00::7"]);
-        let renewed = authority.node("a", &[], 2, Some((&first.key, Path::new("a.key")))).unwrap();
-        assert_eq!(first.key, renewed.key);
-        assert_ne!(first.certificate, renewed.certificate);
+        // In the same second, for the same time.
+        let mut serials = vec![serial(&first)];
+        for _ in 0..3 {
+            let renewed = authority.node("a", &given, DAY, Some((&first.key, Path::new("a.key")))).unwrap();
+            assert_eq!(first.key, renewed.key);
+            assert_ne!(first.certificate, renewed.certificate);
+            serials.push(serial(&renewed));
+        }
+        assert!(serials.iter().all(|serial| serial.len() == SERIAL_BYTES && serial[0] < 0x80), "{serials:?}");
+        serials.sort();
+        serials.dedup();
+        assert_eq!(serials.len(), 4);
+    }
+
+    fn serial(pair: &Pair) -> Vec<u8> {
+        let (_, block) = x509_parser::pem::parse_x509_pem(pair.certificate.as_bytes()).unwrap();
+        block.parse_x509().unwrap().raw_serial().to_vec()
+    }
+
+    #[test]
+    fn without_days_a_node_lives_a_year_or_as_long_as_its_authority() {
+        let pair = authority(400, NOW).unwrap();
+        let life = |days_later: u32, hours: u64| {
+            let now = NOW + DAY * days_later + Duration::from_secs(hours * 3600);
+            let authority = parsed(&pair, now).unwrap();
+            let refused = authority.life(Some(30)).err().map_or_else(String::new, |error| error.to_string());
+            (period(authority.life(None).unwrap()), refused)
+        };
+        assert_eq!(life(0, 0), ("365 days".into(), String::new()));
+        assert_eq!(life(390, 0).0, "10 days");
+        let (last, refused) = life(399, 4);
+        assert_eq!(last, "20 hours");
+        assert!(
+            refused.contains("the authority expires in 20 hours, before the certificate's 30"),
+            "{refused}"
+        );
     }
 }

@@ -57,8 +57,12 @@ struct NodeFlags {
     ca: PathBuf,
     #[arg(long, value_name = "DIR", help = "Directory for NAME.crt and NAME.key [default: that of --ca]")]
     out: Option<PathBuf>,
-    #[arg(long, value_name = "DAYS", default_value_t = 365, help = "Days until it expires, up to 36500")]
-    days: u32,
+    #[arg(
+        long,
+        value_name = "DAYS",
+        help = "Days until it expires, up to 36500 [default: 365, or what is left of the authority]"
+    )]
+    days: Option<u32>,
     #[arg(
         long,
         help = "Replace NAME.crt, and keep NAME.key and without --host the hosts; running processes read it within seconds"
@@ -132,18 +136,24 @@ fn make_node(flags: &NodeFlags) -> Result<(), CertsError> {
         true => issue::hosts((&read(&certificate)?, &certificate))?,
         false => flags.host.clone(),
     };
-    let pair = authority.node(&flags.name, &hosts, flags.days, kept)?;
+    let life = authority.life(flags.days)?;
+    let pair = authority.node(&flags.name, &hosts, life, kept)?;
+    let valid = match flags.days.is_none() && life < issue::USUAL_LIFE {
+        true => format!("{}, as long as its authority", issue::period(life)),
+        false => issue::period(life),
+    };
     if flags.renew {
         replace(&certificate, &pair.certificate)?;
-        outln!("{}  renewed for {} days; its key stays", certificate.display(), flags.days);
+        outln!("{}  renewed for {valid}; its key stays", certificate.display());
         return Ok(());
     }
-    write_pair(&pair, &certificate, &key)?;
+    write_pair(&pair, &certificate, &key).map_err(CertsError::or_renew)?;
     if out != &flags.ca {
         write_new(&out.join("ca.crt"), authority.pem(), false).or_else(CertsError::allow_existing)?;
     }
     let ca = out.join("ca.crt");
-    outln!("{}\n{}  its key, for its owner only", certificate.display(), key.display());
+    outln!("{}  valid for {valid}", certificate.display());
+    outln!("{}  its key, for its owner only", key.display());
     outln!(
         "\nNext: copy both and ca.crt to the node, not ca.key, and start its processes with\n  --cluster-ca {} --cluster-cert {} --cluster-key {}",
         ca.display(),
@@ -154,7 +164,7 @@ fn make_node(flags: &NodeFlags) -> Result<(), CertsError> {
 }
 
 fn make_secret(flags: &SecretFlags) -> Result<(), CertsError> {
-    let secret = files::random_hex(SECRET_BYTES)? + "\n";
+    let secret = files::random_hex::<SECRET_BYTES>()? + "\n";
     let Some(path) = &flags.out else {
         out!("{secret}");
         return Ok(());

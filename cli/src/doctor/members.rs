@@ -18,15 +18,32 @@ const WITHIN: Duration = Duration::from_secs(5);
 /// Most workers that are called.
 const MAX_CALLED: usize = 256;
 
+/// What to do about a worker in etcd that does not answer.
+const IN_ETCD: &str = "if it has ended, its entry goes with its lease (10 s by default); if it runs, its --advertise must \
+                       be an address that reaches it from here";
+/// And about one in DNS.
+const IN_DNS: &str = "start a worker there (skein worker --listen), or correct the name or the port of --discovery \
+                      dns://NAME:PORT; the way to it must be open";
+/// And about a guarded one, without its cluster's certificate and secret.
+const GUARDED: &str = "it may want TLS or a secret: give its cluster's --cluster-ca, --cluster-cert and --cluster-key, or \
+                       --cluster-secret-file";
+/// And with them.
+const OTHER_CLUSTER: &str =
+    "it may be of another cluster, with other certificates or another secret, or without TLS";
+
 /// Checks the source of `settings` and the workers that it lists.
 pub async fn check(report: &mut Report, settings: DiscoverySettings, guards: &Guards) {
-    let members = match settings.source {
+    let (members, fix) = match settings.source {
         None => return,
-        Some(MembershipSource::Dns(name)) => in_dns(report, &name.host, name.port).await,
-        Some(MembershipSource::Etcd { cluster, .. }) => in_etcd(report, settings.etcd, &cluster).await,
+        Some(MembershipSource::Dns(name)) => (in_dns(report, &name.host, name.port).await, IN_DNS),
+        Some(MembershipSource::Etcd { cluster, .. }) => {
+            (in_etcd(report, settings.etcd, &cluster).await, IN_ETCD)
+        }
     };
+    let has_keys = guards.cluster.is_some() || guards.secret.is_some();
+    let fix = format!("{fix}; {}", if has_keys { OTHER_CLUSTER } else { GUARDED });
     if let Some(members) = members {
-        workers(report, members, &guards.connector(None).unwrap_or_default()).await;
+        workers(report, members, &guards.connector(None).unwrap_or_default(), &fix).await;
     }
 }
 
@@ -108,7 +125,7 @@ fn fix_of(error: &EtcdError) -> &'static str {
 }
 
 /// Calls every worker, all at once.
-async fn workers(report: &mut Report, members: Vec<Member>, way: &Grpc) {
+async fn workers(report: &mut Report, members: Vec<Member>, way: &Grpc, fix: &str) {
     if members.len() > MAX_CALLED {
         report.warn(
             "workers",
@@ -122,13 +139,14 @@ async fn workers(report: &mut Report, members: Vec<Member>, way: &Grpc) {
     for (member, answer) in join_all(calls).await {
         match answer {
             Ok(info) => answered.push((member.id.clone(), info)),
-            Err(why) => report.fail(
-                "workers",
-                format!("{} is listed at {} and does not answer: {why}", member.id, member.address),
-                "if it has ended, its entry goes with its lease (10 s by default); if it runs, its --advertise must be an \
-                 address that reaches it from here; workers of a guarded cluster answer only with its --cluster-ca, \
-                 --cluster-cert and --cluster-key, or its --cluster-secret-file",
-            ),
+            Err(why) if member.id == member.address => {
+                report.fail("workers", format!("{} does not answer: {why}", member.id), fix);
+            }
+            Err(why) => {
+                let found =
+                    format!("{} is listed at {} and does not answer: {why}", member.id, member.address);
+                report.fail("workers", found, fix);
+            }
         }
     }
     if !answered.is_empty() {

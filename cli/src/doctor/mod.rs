@@ -2,10 +2,13 @@
 //! check is the code that serving runs, called early; a room for each area, and the report.
 
 mod gpu;
+mod key;
 mod machine;
 mod members;
 mod model;
+mod outputs;
 mod port_owner;
+mod reach;
 mod report;
 mod scrape;
 mod server;
@@ -26,6 +29,7 @@ pub const DOCTOR: &str = "doctor";
 /// Settings that it reads: those of `skein serve`, and where a cluster's workers are found.
 const WHICH: u8 = table::SERVE | table::DOCTOR;
 const URL: &str = "url";
+const METRICS_URL: &str = "metrics-url";
 
 const ABOUT: &str = "Find out what is wrong, and what to do: this machine, the settings, the model, a cluster
 
@@ -41,9 +45,11 @@ Exit codes: 0 no problem (warnings are none), 1 a problem.";
 pub fn command(model: Arg) -> Command {
     let url = Arg::new(URL).long(URL).value_name("URL");
     let url = url.help("Check this server instead, with the first --api-key; MODEL or --served-model-name is what it should serve");
+    let metrics = Arg::new(METRICS_URL).long(METRICS_URL).value_name("URL").requires(URL);
+    let metrics = metrics.help("Where that server's --metrics-port is, for example http://host:9100");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
     let about = ABOUT.lines().next().unwrap_or_default();
-    let doctor = Certificates::augment_args(Command::new(DOCTOR).arg(model).args([url, json]));
+    let doctor = Certificates::augment_args(Command::new(DOCTOR).arg(model).args([url, metrics, json]));
     // After the flags: clap would take their struct's doc comment for the command's text.
     with_flags(doctor, WHICH).about(about).long_about(ABOUT)
 }
@@ -59,7 +65,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     match load(WHICH, matches) {
         Ok(settings) => {
             let certificates = Certificates::from_arg_matches(matches).map_err(Failure::other)?;
-            with_settings(&mut report, settings, matches.get_one(URL), certificates).await;
+            let urls = [URL, METRICS_URL].map(|name| matches.get_one::<String>(name).cloned());
+            with_settings(&mut report, settings, urls, certificates).await;
         }
         Err(failure) => {
             report.begin("settings");
@@ -83,13 +90,15 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
 async fn with_settings(
     report: &mut Report,
     mut settings: Settings,
-    url: Option<&String>,
+    [url, metrics_url]: [Option<String>; 2],
     certificates: Certificates,
 ) {
     let read = ServeSettings::read(&mut settings);
     let discovery = DiscoverySettings::read(&mut settings);
+    let is_elsewhere = url.is_some();
     let server = url.map(|url| Server {
-        url: url.clone(),
+        url,
+        metrics_url,
         certificates,
         api_key: settings.list("api-key", text).into_iter().next(),
         model: settings.list("served-model-name", text).into_iter().next().or(read
@@ -108,8 +117,9 @@ async fn with_settings(
     if discovery.source.is_some() {
         report.begin("cluster");
         members::check(report, discovery, &read.front.guards).await;
-    } else if url.is_none() {
-        settings::check_address(report, &read.front).await;
+    } else if !is_elsewhere {
+        settings::check_addresses(report, &settings, &read.front).await;
+        outputs::check(report, &read.front);
         report.begin("model");
         model::check(report, read).await;
     }

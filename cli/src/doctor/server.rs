@@ -8,12 +8,14 @@ use http::{StatusCode, Uri};
 use serde_json::Value;
 use skein_client::Limits;
 
+use super::key;
+use super::reach::is_reached;
 use super::report::Report;
 use super::scrape::Scrape;
 use crate::server_access::Certificates;
 
 /// Longest wait for a name, for a connection, and for an answer.
-const WITHIN: Duration = Duration::from_secs(5);
+pub const WITHIN: Duration = Duration::from_secs(5);
 /// Largest answer that is read.
 const MAX_ANSWER: usize = 16 << 20;
 /// Clocks this far apart confuse logs and traces; certificates and logins begin to fail.
@@ -23,6 +25,8 @@ const SKEW: Duration = Duration::from_secs(5);
 pub struct Server {
     /// `http://host:port`, or with `https`.
     pub url: String,
+    /// Where its metrics have a port of their own.
+    pub metrics_url: Option<String>,
     /// Certificates for `https`.
     pub certificates: Certificates,
     /// Key of a client.
@@ -31,10 +35,32 @@ pub struct Server {
     pub model: Option<String>,
 }
 
-struct Answer {
-    status: StatusCode,
+/// What a server answers.
+pub struct Answer {
+    /// Its status.
+    pub status: StatusCode,
     date: Option<SystemTime>,
-    body: String,
+    /// Its body.
+    pub body: String,
+}
+
+impl Answer {
+    /// The sentence of an error, else the status.
+    pub fn sentence(&self) -> String {
+        let said: Value = serde_json::from_str(&self.body).unwrap_or_default();
+        said["error"]["message"].as_str().map_or_else(|| self.status.to_string(), str::to_owned)
+    }
+
+    /// Whether it is Skein's answer to `/livez`.
+    fn is_skeins(&self) -> bool {
+        self.status.is_success() && self.body.contains("\"status\":\"ok\"")
+    }
+
+    /// Whether a port for HTTPS has answered plain HTTP; nginx says it in the second form.
+    fn wants_https(&self) -> bool {
+        let said = ["speaks HTTPS", "sent to HTTPS port"];
+        self.status == StatusCode::BAD_REQUEST && said.iter().any(|said| self.body.contains(said))
+    }
 }
 
 /// Checks the server. Each step needs the one before.
@@ -68,76 +94,75 @@ pub async fn check(report: &mut Report, server: &Server) {
             return report.fail("server", found, fix);
         }
     };
+    if alive.wants_https() {
+        let found = format!("{host}:{port} speaks HTTPS, not plain HTTP");
+        let fix = "the URL begins with https://; --cacert names the CA of its certificate if the system does not know it";
+        return report.fail("server", found, fix);
+    }
     clock(report, alive.date);
-    let scraped = client.get("/metrics", false).await.ok().filter(|answer| answer.status.is_success());
+    let scraped = match &server.metrics_url {
+        None => client.get("/metrics", false).await,
+        Some(url) => metrics_at(url, &server.certificates, limits).await,
+    };
+    if let (Some(_), Err(why)) = (&server.metrics_url, &scraped) {
+        report.fail(
+            "metrics",
+            why,
+            "--metrics-url is where the server's --metrics-port is, http://host:9100 for example",
+        );
+    }
+    let scraped = scraped.ok();
+    // A port of an API without metrics does not know the path, and checks the key before it says so.
+    let unknown = [StatusCode::UNAUTHORIZED, StatusCode::NOT_FOUND];
+    let has_none = server.metrics_url.is_some()
+        || scraped.as_ref().is_some_and(|answer| unknown.contains(&answer.status));
+    let scraped = scraped.filter(|answer| answer.status.is_success());
     let scrape = Scrape::of(scraped.as_ref().map_or("", |answer| &answer.body));
     if scrape.value("skein_worker_streams").is_some() && scrape.value("skein_workers").is_none() {
         return is_worker(report, &format!("{host}:{port}"));
     }
-    if !identify(report, &alive, &scrape) {
+    if !identify(report, &alive, &scrape, has_none) {
         return;
     }
-    key_and_models(report, &client, server).await;
+    if is_metrics_port(&client, &scrape).await {
+        let found = format!("{host}:{port} is the port of a router's metrics, which has no API");
+        return report.fail(
+            "API",
+            found,
+            "give the address of the API (port 8000 by default), and this one as --metrics-url",
+        );
+    }
+    key::check(report, &client, server).await;
     readiness(report, &client, &scrape).await;
 }
 
-/// Resolves and connects; says which of the two fails, and how.
-async fn is_reached(report: &mut Report, host: &str, port: u16) -> bool {
-    let found = tokio::time::timeout(WITHIN, tokio::net::lookup_host((host, port))).await;
-    let addresses: Vec<_> = match found {
-        Ok(Ok(addresses)) => addresses.collect(),
-        Ok(Err(error)) => {
-            report.fail(
-                "name",
-                format!("`{host}` does not resolve: {error}"),
-                "check the spelling and the name server (/etc/resolv.conf; in Kubernetes name.namespace.svc)",
-            );
-            return false;
-        }
-        Err(_) => {
-            report.fail(
-                "name",
-                format!("no name server answered for `{host}` within {} s", WITHIN.as_secs()),
-                "check /etc/resolv.conf and the way to the name server",
-            );
-            return false;
-        }
-    };
-    let Some(address) = addresses.first() else {
-        report.fail("name", format!("`{host}` has no address"), "check the record of that name");
-        return false;
-    };
-    match tokio::time::timeout(WITHIN, tokio::net::TcpStream::connect(&addresses[..])).await {
-        Ok(Ok(_)) => {
-            report.ok("connection", address.to_string());
-            true
-        }
-        Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-            report.fail(
-                "connection",
-                format!("{address} refuses connections: nothing listens there"),
-                "start the server (skein serve), or correct the port; a server on 127.0.0.1 is not reached from other \
-                 machines (--host 0.0.0.0 with a key)",
-            );
-            false
-        }
-        Ok(Err(error)) => {
-            report.fail(
-                "connection",
-                format!("{address}: {error}"),
-                "check routes and firewalls between the machines",
-            );
-            false
-        }
-        Err(_) => {
-            report.fail(
-                "connection",
-                format!("{address} does not answer within {} s", WITHIN.as_secs()),
-                "a firewall or network policy drops the packets, or the machine is down",
-            );
-            false
-        }
-    }
+/// Metrics from a port of their own.
+async fn metrics_at(url: &str, certificates: &Certificates, limits: Limits) -> Result<Answer, String> {
+    let is_https = url.starts_with("https://");
+    let none = Certificates::default();
+    let certificates = if is_https { certificates } else { &none };
+    let (http, base) =
+        certificates.client("--metrics-url", url, limits).map_err(|failure| failure.message)?;
+    let base = base.trim_end_matches("/metrics").to_owned();
+    let client = Client { http, base, api_key: None };
+    let answer = client.get("/metrics", false).await?;
+    let is_scrape = answer.status.is_success();
+    if is_scrape { Ok(answer) } else { Err(format!("{}/metrics: {}", client.base, answer.sentence())) }
+}
+
+/// Whether the server has metrics, and no API beside them.
+async fn is_metrics_port(client: &Client<'_>, scrape: &Scrape) -> bool {
+    let models = client.get("/v1/models", true).await;
+    !scrape.versions().is_empty() && models.is_ok_and(|answer| answer.status == StatusCode::NOT_FOUND)
+}
+
+/// `https` if what listens on `port` of this machine says that it speaks that, else `http`.
+pub async fn scheme_at(port: u16) -> &'static str {
+    let limits = Limits { connect: WITHIN, read: Some(WITHIN), whole: Some(WITHIN) };
+    let base = format!("http://127.0.0.1:{port}");
+    let client = Client { http: skein_client::Client::new(None, limits), base, api_key: None };
+    let answer = client.get("/livez", false).await;
+    if answer.is_ok_and(|answer| answer.wants_https()) { "https" } else { "http" }
 }
 
 fn is_worker(report: &mut Report, address: &str) {
@@ -164,7 +189,7 @@ fn clock(report: &mut Report, theirs: Option<SystemTime>) {
 }
 
 /// Whether it is a Skein.
-fn identify(report: &mut Report, alive: &Answer, scrape: &Scrape) -> bool {
+fn identify(report: &mut Report, alive: &Answer, scrape: &Scrape, has_no_metrics: bool) -> bool {
     let ours = env!("CARGO_PKG_VERSION");
     match scrape.versions().first() {
         Some(version) if version == ours => report.ok("server", format!("Skein {version}")),
@@ -173,7 +198,11 @@ fn identify(report: &mut Report, alive: &Answer, scrape: &Scrape) -> bool {
             format!("Skein {version}, and this program is {ours}"),
             "run one version of Skein, or the doctor of the server's version",
         ),
-        None if alive.status.is_success() && alive.body.contains("\"status\":\"ok\"") => report.warn(
+        None if alive.is_skeins() && has_no_metrics => report.ok(
+            "server",
+            "Skein; metrics have a port of their own (--metrics-port): with --metrics-url, release and workers are checked",
+        ),
+        None if alive.is_skeins() => report.warn(
             "server",
             "answers /livez as Skein does, but /metrics has no skein_build_info",
             "if a proxy in front keeps /metrics back, run this beside the router",
@@ -190,69 +219,25 @@ fn identify(report: &mut Report, alive: &Answer, scrape: &Scrape) -> bool {
     true
 }
 
-async fn key_and_models(report: &mut Report, client: &Client<'_>, server: &Server) {
-    let answer = match client.get("/v1/models", true).await {
-        Ok(answer) => answer,
-        Err(why) => return report.fail("models", why, "see the server's log"),
-    };
-    if [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&answer.status) {
-        return match &server.api_key {
-            Some(_) => report.fail(
-                "key",
-                format!("the server refuses this key ({})", answer.status),
-                "take one of its --api-key values; SKEIN_API_KEY holds it here",
-            ),
-            None => report.fail(
-                "key",
-                "the server requires a key, and none was given",
-                "set SKEIN_API_KEY, or give --api-key",
-            ),
-        };
-    }
-    if !answer.status.is_success() {
-        return report.fail("models", format!("{} for /v1/models", answer.status), "see the server's log");
-    }
-    match (&server.api_key, client.get_without_key("/v1/models").await) {
-        (Some(_), Ok(open)) if open.status.is_success() => report.warn(
-            "key",
-            "the server needs no key: it answers without one as well",
-            "start it with SKEIN_API_KEY if others can reach it",
-        ),
-        (Some(_), _) => report.ok("key", "taken"),
-        (None, _) => report.ok("key", "not required"),
-    }
-    let list: Value = serde_json::from_str(&answer.body).unwrap_or_default();
-    let names: Vec<&str> =
-        list["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str()).collect();
-    match &server.model {
-        Some(wanted) if !names.contains(&wanted.as_str()) => report.fail(
-            "models",
-            format!("`{wanted}` is not served there, only {}", names.join(", ")),
-            "correct the name, or start the server with that model (--served-model-name)",
-        ),
-        _ if names.is_empty() => report.fail("models", "none is served", "see the server's log"),
-        _ => report.ok("models", names.join(", ")),
-    }
-}
-
 async fn readiness(report: &mut Report, client: &Client<'_>, scrape: &Scrape) {
     let (listed, ready) = (scrape.value("skein_workers"), scrape.value("skein_workers_ready"));
     let counted = match (listed, ready) {
         (Some(listed), Some(ready)) => format!("{ready} of {listed} workers accept requests"),
-        _ => "it does not say how many workers it has".to_owned(),
+        _ => "how many there are is among its metrics".to_owned(),
     };
     let health = client.get("/health", false).await;
     let missing = scrape.labels_where("skein_worker_ready", "worker", |value| value == 0.0);
     match health {
-        Ok(answer) if answer.status.is_success() && missing.is_empty() => report.ok("workers", counted),
+        Ok(answer) if answer.status.is_success() && missing.is_empty() => {
+            report.ok("workers", if listed.is_some() { counted } else { format!("ready; {counted}") });
+        }
         Ok(answer) if answer.status.is_success() => report.warn(
             "workers",
             format!("{counted}; not {}", missing.join(", ")),
             "they start, drain or fail: see their logs (journalctl, kubectl logs)",
         ),
         Ok(answer) => {
-            let said: Value = serde_json::from_str(&answer.body).unwrap_or_default();
-            let said = said["error"]["message"].as_str().unwrap_or("not ready").to_owned();
+            let said = answer.sentence();
             let fix = if listed == Some(0.0) {
                 "no worker is known: check --workers or --discovery of the router, and that workers run (skein worker)"
             } else {
@@ -276,18 +261,19 @@ async fn readiness(report: &mut Report, client: &Client<'_>, scrape: &Scrape) {
     }
 }
 
-struct Client<'a> {
+/// Asks the server.
+pub struct Client<'a> {
     http: skein_client::Client,
     base: String,
     api_key: Option<&'a str>,
 }
 
 impl Client<'_> {
-    async fn get_without_key(&self, path: &str) -> Result<Answer, String> {
-        self.get(path, false).await
-    }
-
-    async fn get(&self, path: &str, with_key: bool) -> Result<Answer, String> {
+    /// Asks for `path`.
+    ///
+    /// # Errors
+    /// If there is no answer.
+    pub async fn get(&self, path: &str, with_key: bool) -> Result<Answer, String> {
         let request = self.http.get(&format!("{}{path}", self.base));
         let request = request.bearer(self.api_key.filter(|_| with_key));
         let response = request.send().await.map_err(|error| error.to_string())?;

@@ -1,0 +1,93 @@
+//! Files that serving would make: whether it could. A trial file in their directory is removed at once.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use super::report::Report;
+use crate::settings::FrontSettings;
+
+/// Checks the usage log and the directory of batches, if they are set.
+pub fn check(report: &mut Report, front: &FrontSettings) {
+    if let Some(path) = &front.usage_log {
+        match may_append(path) {
+            Ok(()) => report.ok("usage log", path.display().to_string()),
+            Err(error) => report.fail(
+                "usage log",
+                format!("{} cannot be written: {error}", path.display()),
+                "--usage-log names a file to append to; its directory must exist, and this user must be allowed to write there",
+            ),
+        }
+    }
+    if let Some(path) = &front.router.batch_dir {
+        match may_make(path).and_then(|()| ["files", "work"].iter().try_for_each(|part| may_make(&path.join(part)))) {
+            Ok(()) => report.ok("batch directory", path.display().to_string()),
+            Err(error) => report.fail(
+                "batch directory",
+                format!("{} cannot be used: {error}", path.display()),
+                "--batch-dir names a directory, which is made if need be; this user must be allowed to write there",
+            ),
+        }
+    }
+}
+
+/// Whether the file at `path` can be appended to, or made.
+fn may_append(path: &Path) -> io::Result<()> {
+    match OpenOptions::new().append(true).open(path) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let parent = parent.unwrap_or(Path::new("."));
+            is_directory(parent)?;
+            may_write(parent)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether `path` is a directory to write to, or can be made with the directories above it.
+fn may_make(path: &Path) -> io::Result<()> {
+    let existing = path.ancestors().find(|above| above.symlink_metadata().is_ok());
+    let existing = existing.unwrap_or(Path::new("."));
+    is_directory(existing)?;
+    may_write(existing)
+}
+
+/// Whether files can be made in `directory`.
+fn may_write(directory: &Path) -> io::Result<()> {
+    let trial = directory.join(format!(".doctor-{}", std::process::id()));
+    OpenOptions::new().write(true).create_new(true).open(&trial)?;
+    fs::remove_file(trial)
+}
+
+fn is_directory(path: &Path) -> io::Result<()> {
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    let kind = fs::metadata(path).map_err(named)?.file_type();
+    if kind.is_dir() { Ok(()) } else { Err(named(ErrorKind::NotADirectory.into())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_and_directories_are_tried_and_not_made() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("file"), "one\n").expect("written");
+        let why = |outcome: io::Result<()>| outcome.err().map_or_else(String::new, |error| error.to_string());
+        assert_eq!(why(may_append(&at("new"))), "");
+        assert_eq!(why(may_append(&at("file"))), "");
+        assert_eq!(why(may_append(Path::new("new-in-the-working-directory"))), "");
+        assert!(why(may_append(directory.path())).contains("directory"));
+        assert!(why(may_append(&at("missing/new"))).contains("missing: "));
+        assert_eq!(why(may_make(&at("a/b/c"))), "");
+        assert_eq!(why(may_make(directory.path())), "");
+        assert!(why(may_make(&at("file"))).contains("file: not a directory"));
+        assert!(why(may_make(&at("file/below"))).contains("file: not a directory"));
+        assert!(!why(may_make(Path::new("/proc/self/below"))).is_empty());
+        let left: Vec<_> = fs::read_dir(directory.path()).expect("it is there").collect();
+        assert_eq!(left.len(), 1, "nothing was made");
+        assert_eq!(fs::read(at("file")).expect("it is there"), b"one\n");
+    }
+}
