@@ -11,6 +11,7 @@ use serde_json::Value;
 use skein_node::discovery::etcd::{EtcdApi, EtcdClient, Record, prefix};
 use skein_tests::child::{Process, Spec};
 use skein_tests::etcd::{self, Etcd};
+use skein_tests::pki::{Dates, Pki};
 use skein_tests::process::{Cluster, free_port, shipped_model};
 
 use crate::{SKEIN, block_on};
@@ -116,6 +117,109 @@ fn broken_settings_and_machines_are_named() {
     let cache = [("XDG_CACHE_HOME", file.path().to_str().expect("UTF-8"))];
     let found = problems(&[&free[..], &[&shipped_model().display().to_string()]].concat(), &cache);
     assert!(found[0].contains("warn this machine/cache directory"), "{found:?}");
+}
+
+#[test]
+fn what_serving_would_stumble_over_is_named() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name).display().to_string();
+    let free = ["--port", "0", "--usage-log", &at("usage.jsonl"), "--batch-dir", &at("a/batches")];
+    assert!(problems(&free, &[]).is_empty(), "nothing is wrong");
+    assert_eq!(fs::read_dir(directory.path()).expect("it is there").count(), 0, "nothing was made");
+    fs::write(at("file"), "").expect("written");
+    let wrong = |flag: &str, value: &str, words: &[&str]| check(&["--port", "0", flag, value], &[], words);
+    wrong(
+        "--usage-log",
+        &at("missing/log"),
+        &["fail settings/usage log", "missing", "its directory must exist"],
+    );
+    wrong("--usage-log", &at(""), &["fail settings/usage log", "names a file"]);
+    wrong("--batch-dir", &at("file"), &["fail settings/batch directory", "not a directory"]);
+    let taken = TcpListener::bind("127.0.0.1:0").expect("loopback has a port");
+    let port = taken.local_addr().expect("it is bound").port().to_string();
+    wrong("--metrics-port", &port, &["fail settings/metrics port", "is in use by", "with --metrics-port"]);
+    let port = free_port().to_string();
+    let twice = ["--port", &port, "--metrics-port", &port];
+    check(&twice, &[], &["fail settings/metrics port", "is the API's own"]);
+    let keys = at("keys.toml");
+    new_key(&keys, &[]);
+    let open = ["--port", "0", "--host", "0.0.0.0", "--api-keys-file", &keys];
+    assert!(problems(&open, &[]).is_empty(), "a file of keys is a lock");
+}
+
+/// A new key in `file`, made with `flags`.
+fn new_key(file: &str, flags: &[&str]) -> String {
+    let made =
+        Command::new(SKEIN).args(["keys", "new", "--tenant", "acme", "--file", file]).args(flags).output();
+    let made = made.expect("skein runs");
+    assert!(made.status.success(), "{made:?}");
+    String::from_utf8_lossy(&made.stdout).trim().to_owned()
+}
+
+#[test]
+fn a_refused_key_is_explained_in_the_servers_words() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("keys.toml").display().to_string();
+    let other_models = new_key(&file, &["--id", "a", "--models", "llama"]);
+    let expired = new_key(&file, &["--id", "b"]);
+    let text = fs::read_to_string(&file).expect("it was made");
+    fs::write(&file, text.trim_end().to_owned() + "\nexpires = 2020-01-01T00:00:00Z\n").expect("written");
+    block_on(async {
+        let cluster =
+            Cluster::serve(SKEIN, &["--device", "fake", "--workers", "1", "--api-keys-file", &file]).await;
+        let with =
+            |key: &str, words: &[&str]| check(&["--url", &cluster.url], &[("SKEIN_API_KEY", key)], words);
+        with(&expired, &["fail server/key", "This API key has expired; ask the operator"]);
+        with(&other_models, &["fail server/models", "none is listed for this key", "--api-keys-file"]);
+        let named = ["--url", &cluster.url, "--api-key", &other_models, "--served-model-name", "skein-7m"];
+        check(&named, &[], &["none is listed for this key: The model `skein-7m` does not exist"]);
+    });
+}
+
+#[test]
+fn ports_for_metrics_and_for_https_are_told_from_the_apis() {
+    let pki = Pki::new();
+    let web = pki.issue("web", &["localhost", "127.0.0.1"], Dates::Always);
+    let [cert, key, ca] = [&web.cert, &web.key, &pki.ca()].map(|path| path.display().to_string());
+    let [port, metrics, https] = std::array::from_fn(|_| free_port());
+    let at = |port: u16| format!("http://127.0.0.1:{port}");
+    block_on(async {
+        let serve = |port: u16| {
+            ["serve", "--device", "fake", "--workers", "1", "--port", &port.to_string()].map(str::to_owned)
+        };
+        let started = |own: [String; 7], more: &[&str]| {
+            let own: Vec<&str> = own.iter().map(String::as_str).collect();
+            start(&[&own[..], more].concat())
+        };
+        let mut one = started(serve(port), &["--metrics-port", &metrics.to_string()]);
+        let mut other = started(serve(https), &["--tls-cert", &cert, "--tls-key", &key]);
+        one.wait_log("workers_ready=1", TIMEOUT).await;
+        other.wait_log("workers_ready=1", TIMEOUT).await;
+
+        assert!(problems(&["--url", &at(port)], &[]).is_empty(), "its metrics are elsewhere");
+        let both = ["--url", &at(port), "--metrics-url", &format!("{}/metrics", at(metrics))];
+        let output = doctor(&both, &[]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 of 1 workers"), "{text}");
+        let mixed_up = ["--url", &at(port), "--metrics-url", &at(port)];
+        check(&mixed_up, &[], &["fail server/metrics", "/metrics: ", "--metrics-port"]);
+        check(
+            &["--url", &at(metrics)],
+            &[],
+            &["fail server/API", "port of a router's metrics", "--metrics-url"],
+        );
+
+        let plain = ["--url", &at(https)];
+        check(&plain, &[], &["fail server/server", "speaks HTTPS, not plain HTTP", "begins with https://"]);
+        let secure = ["--url", &format!("https://127.0.0.1:{https}"), "--cacert", &ca];
+        assert!(problems(&secure, &[]).is_empty(), "nothing is wrong");
+        let owned = |port: u16| ["--port".to_owned(), port.to_string()];
+        for (port, scheme) in [(port, "http"), (https, "https")] {
+            let [flag, number] = &owned(port);
+            let url = format!("skein doctor --url {scheme}://127.0.0.1:{port}");
+            check(&[flag, number], &[], &["warn settings/address", "a Skein already serves", &url]);
+        }
+    });
 }
 
 #[test]
@@ -253,6 +357,34 @@ fn what_is_wrong_with_a_server_is_named() {
         let mut router = start(&["router", &model, "--port", &port.to_string(), "--workers", &nobody]);
         router.wait_port(([127, 0, 0, 1], port).into(), TIMEOUT).await;
         check(&["--url", &at(port)], &[], &["fail server/workers", "0 of 1 workers", "reaches their ports"]);
+    });
+}
+
+#[test]
+fn a_worker_in_dns_that_wants_tls_is_told_from_one_that_is_gone() {
+    let pki = Pki::new();
+    let node = pki.node("node");
+    let [cert, key, ca] = [&node.cert, &node.key, &pki.ca()].map(|path| path.display().to_string());
+    let identity = ["--cluster-ca", &ca, "--cluster-cert", &cert, "--cluster-key", &key];
+    let (port, gone) = (free_port(), free_port());
+    block_on(async {
+        let (model, listen) = (shipped_model().display().to_string(), format!("127.0.0.1:{port}"));
+        let worker = ["worker", &model, "--device", "fake", "--listen", &listen];
+        let mut worker = start(&[&worker[..], &identity].concat());
+        worker.wait_log("worker is ready", TIMEOUT).await;
+        let at = |port: u16| format!("dns://127.0.0.1:{port}");
+        let words =
+            ["fail cluster/workers", "does not answer", "it may want TLS or a secret", "--cluster-ca"];
+        for port in [port, gone] {
+            check(&["--discovery", &at(port)], &[], &words);
+            let told = &problems(&["--discovery", &at(port)], &[])[0];
+            assert!(!told.contains("lease") && !told.contains("is listed at"), "{told}");
+        }
+        let (there, nowhere) = (at(port), at(gone));
+        let guarded = [&["--discovery", &there], &identity[..]].concat();
+        assert!(problems(&guarded, &[]).is_empty(), "nothing is wrong");
+        let guarded = [&["--discovery", &nowhere], &identity[..]].concat();
+        check(&guarded, &[], &["does not answer", "correct the name or the port", "of another cluster"]);
     });
 }
 
