@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::issue::period;
+use super::period::period;
 
 /// A failure of `skein certs`.
 #[derive(Debug, thiserror::Error)]

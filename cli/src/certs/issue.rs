@@ -14,6 +14,7 @@ use x509_parser::extensions::GeneralName;
 
 use super::error::CertsError;
 use super::files::random;
+use super::period::{CLOCK_SKEW, DAY};
 
 /// Name in every node's certificate, by which nodes recognise each other wherever they run.
 pub const CLUSTER_NAME: &str = "skein-cluster";
@@ -24,9 +25,6 @@ const MAX_DAYS: u32 = 36_500;
 pub const USUAL_LIFE: Duration = Duration::from_secs(365 * DAY.as_secs());
 /// Bytes of a serial number; RFC 5280 allows 20, and wants each to be positive and its issuer's only one.
 const SERIAL_BYTES: usize = 16;
-const DAY: Duration = Duration::from_secs(86_400);
-/// How far the clocks of nodes may be behind that of the machine which signs.
-const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 /// Longest name: that of a DNS label, and below what a certificate's subject allows.
 const MAX_NAME: usize = 63;
 
@@ -192,17 +190,6 @@ fn checked_days(days: u32) -> Result<u32, CertsError> {
     is_allowed.then_some(days).ok_or(CertsError::Days { days, most: MAX_DAYS })
 }
 
-/// A time in days, or in hours if it is shorter than one.
-pub fn period(time: Duration) -> String {
-    // The clock may have gone on by minutes since the days were counted from it.
-    let count = |unit: Duration| (time + CLOCK_SKEW / 2).as_secs() / unit.as_secs();
-    let (count, unit) = match count(DAY) {
-        0 => (count(Duration::from_secs(3600)), "hour"),
-        days => (days, "day"),
-    };
-    format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
-}
-
 /// `name` if it may name files and a subject.
 ///
 /// # Errors
@@ -238,6 +225,7 @@ fn is_dns_name(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::certs::period::period;
 
     const NOW: Duration = Duration::from_secs(1_800_000_000);
 

@@ -4,6 +4,7 @@
 mod error;
 mod files;
 mod issue;
+mod period;
 
 use std::path::{Path, PathBuf};
 
@@ -139,8 +140,8 @@ fn make_node(flags: &NodeFlags) -> Result<(), CertsError> {
     let life = authority.life(flags.days)?;
     let pair = authority.node(&flags.name, &hosts, life, kept)?;
     let valid = match flags.days.is_none() && life < issue::USUAL_LIFE {
-        true => format!("{}, as long as its authority", issue::period(life)),
-        false => issue::period(life),
+        true => format!("{}, as long as its authority", period::period(life)),
+        false => period::period(life),
     };
     if flags.renew {
         replace(&certificate, &pair.certificate)?;

@@ -3,8 +3,8 @@
 use http::StatusCode;
 use serde_json::Value;
 
+use super::client::{Answer, Client, Server};
 use super::report::Report;
-use super::server::{Answer, Client, Server};
 
 const MODELS: &str = "/v1/models";
 

@@ -1,6 +1,7 @@
 //! `skein doctor`: what is wrong with this machine, the settings, the model or the cluster, and what to do. A
 //! check is the code that serving runs, called early; a room for each area, and the report.
 
+mod client;
 mod gpu;
 mod key;
 mod machine;
@@ -21,8 +22,8 @@ use crate::exit::Failure;
 use crate::serve::ServeSettings;
 use crate::server_access::Certificates;
 use crate::settings::{DiscoverySettings, load, table, with_flags};
+use client::Server;
 use report::{Report, Status};
-use server::Server;
 
 /// Name of the command.
 pub const DOCTOR: &str = "doctor";

@@ -1,7 +1,7 @@
 //! Whether a server's name resolves and its port takes connections.
 
+use super::client::WITHIN;
 use super::report::Report;
-use super::server::WITHIN;
 
 /// Resolves and connects; says which of the two fails, and how.
 pub async fn is_reached(report: &mut Report, host: &str, port: u16) -> bool {

@@ -3,65 +3,18 @@
 
 use std::time::{Duration, SystemTime};
 
-use http::header::DATE;
 use http::{StatusCode, Uri};
-use serde_json::Value;
 use skein_client::Limits;
 
+use super::client::{Answer, Client, Server, WITHIN};
 use super::key;
 use super::reach::is_reached;
 use super::report::Report;
 use super::scrape::Scrape;
 use crate::server_access::Certificates;
 
-/// Longest wait for a name, for a connection, and for an answer.
-pub const WITHIN: Duration = Duration::from_secs(5);
-/// Largest answer that is read.
-const MAX_ANSWER: usize = 16 << 20;
 /// Clocks this far apart confuse logs and traces; certificates and logins begin to fail.
 const SKEW: Duration = Duration::from_secs(5);
-
-/// The server, as the command line names it.
-pub struct Server {
-    /// `http://host:port`, or with `https`.
-    pub url: String,
-    /// Where its metrics have a port of their own.
-    pub metrics_url: Option<String>,
-    /// Certificates for `https`.
-    pub certificates: Certificates,
-    /// Key of a client.
-    pub api_key: Option<String>,
-    /// Name of a model that it should serve.
-    pub model: Option<String>,
-}
-
-/// What a server answers.
-pub struct Answer {
-    /// Its status.
-    pub status: StatusCode,
-    date: Option<SystemTime>,
-    /// Its body.
-    pub body: String,
-}
-
-impl Answer {
-    /// The sentence of an error, else the status.
-    pub fn sentence(&self) -> String {
-        let said: Value = serde_json::from_str(&self.body).unwrap_or_default();
-        said["error"]["message"].as_str().map_or_else(|| self.status.to_string(), str::to_owned)
-    }
-
-    /// Whether it is Skein's answer to `/livez`.
-    fn is_skeins(&self) -> bool {
-        self.status.is_success() && self.body.contains("\"status\":\"ok\"")
-    }
-
-    /// Whether a port for HTTPS has answered plain HTTP; nginx says it in the second form.
-    fn wants_https(&self) -> bool {
-        let said = ["speaks HTTPS", "sent to HTTPS port"];
-        self.status == StatusCode::BAD_REQUEST && said.iter().any(|said| self.body.contains(said))
-    }
-}
 
 /// Checks the server. Each step needs the one before.
 pub async fn check(report: &mut Report, server: &Server) {
@@ -207,6 +160,14 @@ fn identify(report: &mut Report, alive: &Answer, scrape: &Scrape, has_no_metrics
             "answers /livez as Skein does, but /metrics has no skein_build_info",
             "if a proxy in front keeps /metrics back, run this beside the router",
         ),
+        None if alive.status == StatusCode::UNAUTHORIZED => {
+            report.fail(
+                "server",
+                format!("it tells strangers nothing, not even whether it lives: {}", alive.sentence()),
+                "a worker with a cluster's secret does that: give the address of its router; else of a proxy that wants a login",
+            );
+            return false;
+        }
         None => {
             report.fail(
                 "server",
@@ -258,29 +219,5 @@ async fn readiness(report: &mut Report, client: &Client<'_>, scrape: &Scrape) {
             ),
             "during a change of the model this is normal; else give all workers the same files and flags",
         );
-    }
-}
-
-/// Asks the server.
-pub struct Client<'a> {
-    http: skein_client::Client,
-    base: String,
-    api_key: Option<&'a str>,
-}
-
-impl Client<'_> {
-    /// Asks for `path`.
-    ///
-    /// # Errors
-    /// If there is no answer.
-    pub async fn get(&self, path: &str, with_key: bool) -> Result<Answer, String> {
-        let request = self.http.get(&format!("{}{path}", self.base));
-        let request = request.bearer(self.api_key.filter(|_| with_key));
-        let response = request.send().await.map_err(|error| error.to_string())?;
-        let date = response.headers().get(DATE).and_then(|date| date.to_str().ok());
-        let date = date.and_then(|date| httpdate::parse_http_date(date).ok());
-        let status = response.status();
-        let body = response.bytes(MAX_ANSWER).await.map_err(|error| format!("{path}: {error}"))?;
-        Ok(Answer { status, date, body: String::from_utf8_lossy(&body).into_owned() })
     }
 }
