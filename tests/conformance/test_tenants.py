@@ -76,7 +76,8 @@ def until(what: str, condition, seconds: float = 60):
 
 def test_wrong_expired_and_other_tenants_keys(keys, start):
     one, same, other = keys.new("acme"), keys.new("acme", "--id", "second"), keys.new("globex")
-    expired = keys.new("acme", "--id", "old", "--expires", "2020-01-01T00:00:00Z")
+    expired = keys.new("acme", "--id", "old", "--expires", "2099-01-01T00:00:00Z")
+    keys.path.write_text(keys.path.read_text().replace("2099-01-01", "2020-01-01"))
     elsewhere = keys.new("acme", "--id", "elsewhere", "--models", "another-model")
     cluster = start()
     assert complete(client_of(cluster, one)).usage.completion_tokens == 4
