@@ -86,10 +86,13 @@ async fn strangers_are_refused_with_a_reason() {
     let as_router = || Grpc::default().with_tls(of_router.client.clone());
     let right = secret();
     let right = right.expose();
+    // In TLS 1.3 the server refuses after the client has finished: its reason may come after the client's
+    // first bytes, and then the connection is reset.
+    let by_certificate = "certificate|the connection to the worker failed";
     let cases = [
         ("no TLS", &guarded, key(plain(), right), "without TLS on this port"),
-        ("no certificate", &guarded, key(trusting(None), right), "certificate"),
-        ("not a node's certificate", &guarded, key(trusting(Some(web)), right), "certificate"),
+        ("no certificate", &guarded, key(trusting(None), right), by_certificate),
+        ("not a node's certificate", &guarded, key(trusting(Some(web)), right), by_certificate),
         ("another CA", &guarded, key(plain().with_tls(node(&other, "x").client), right), "no trusted CA"),
         ("no secret", &guarded, as_router(), "--cluster-secret-file"),
         ("a wrong secret", &guarded, key(as_router(), "0123456789abcdef"), "--cluster-secret-file"),
@@ -105,7 +108,7 @@ async fn strangers_are_refused_with_a_reason() {
         };
         let reason = tokio::time::timeout(TIMEOUT, reached).await.expect("refused in time").map(drop);
         let reason = reason.expect_err(what);
-        assert!(reason.contains(expected), "{what}: {reason}");
+        assert!(expected.split('|').any(|one| reason.contains(one)), "{what}: {reason}");
     }
     for (worker, way) in
         [(&guarded, key(as_router(), right)), (&with_secret, key(plain(), right)), (&open, plain())]
