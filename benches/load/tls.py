@@ -56,6 +56,7 @@ def cluster(binary: str, of_router: list[str], of_workers: list[str], scheme: st
     router = [binary, "router", "--workers", addresses, "--port", str(port), "--log-level", "error", *of_router]
     started = []
     try:
+        os.sched_setaffinity(0, {1})  # of the first cluster, too: else its workers take from the router
         started.append(subprocess.Popen(worker, **quiet))
         os.sched_setaffinity(0, {0})  # inherited by the router
         started.append(subprocess.Popen(router, **quiet))
