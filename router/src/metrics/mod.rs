@@ -4,6 +4,7 @@
 
 mod metered;
 mod parser;
+pub mod recent;
 mod span;
 mod workers;
 
@@ -20,6 +21,7 @@ use crate::admission::Rejections;
 use crate::generator::FleetView;
 use crate::links::picks::Picked;
 use crate::refusal::Refusal;
+use recent::Recent;
 use workers::WorkerGauges;
 
 /// The metrics of one router or gateway.
@@ -48,6 +50,23 @@ pub struct Metrics {
     engines: EngineSums,
     /// By OTLP, if that is on.
     gen_ai: Option<GenAi>,
+    /// The latest requests.
+    pub recent: Recent,
+}
+
+/// Counts since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sums {
+    /// Accepted requests.
+    pub requests: u64,
+    /// Moves of requests that have ended.
+    pub moves: u64,
+    /// Tokens of prompts whose answer has begun.
+    pub prompt_tokens: u64,
+    /// Those of them that were cached.
+    pub cached_tokens: u64,
+    /// Generated tokens.
+    pub output_tokens: u64,
 }
 
 /// Tokens of prompts and outputs.
@@ -322,6 +341,7 @@ impl Metrics {
             workers: WorkerGauges::new(&r),
             engines: r.engine_sums(),
             gen_ai: GenAi::new(model_name),
+            recent: Recent::default(),
             registry: r,
         };
         // A counter that exists from the start shows its first increase.
@@ -330,6 +350,17 @@ impl Metrics {
             metrics.parsed(api, true);
         }
         metrics
+    }
+
+    /// Counts since the start that people look at.
+    pub fn sums(&self) -> Sums {
+        Sums {
+            requests: self.requests.get(),
+            moves: self.moves.get(),
+            prompt_tokens: self.tokens.prompt_tokens.get(),
+            cached_tokens: self.tokens.cached_tokens.get(),
+            output_tokens: self.tokens.generation_tokens.get(),
+        }
     }
 
     /// Counts a request that was refused before it began.
