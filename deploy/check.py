@@ -28,10 +28,10 @@ OTHER_VARIABLES = {"KERNEL_CACHE", "CONFIG"}
 SERVICE_VARIABLES = {"WORKER_PORT", "ROUTER_PORT"}
 # Scripts with flags of their own.
 PROGRAMS = {"prometheus-rule", "sbom", "validate", "generate", "on-empty-root", "rolling-restart"}
-# Flags of docker, apk, kubectl, helm, kind, systemctl, cargo and benches/autoscaling that occur in deploy/.
+# Flags of docker, apk, kubectl, helm, kind, systemctl, cargo, deploy/sbom and benches/autoscaling in deploy/.
 FOREIGN = {
     "build", "build-arg", "chown", "create-namespace", "delete-emptydir-data", "for", "from", "from-file", "from-literal", "help",
-    "ignore-daemonsets", "locked", "mount", "namespace", "no-cache", "no-default-features", "no-install-recommends", "now", "only", "release", "replicas", "set",
+    "ignore-daemonsets", "locked", "mount", "namespace", "no-cache", "no-default-features", "no-install-recommends", "notices", "now", "only", "release", "replicas", "router", "set",
     "target", "timeout", "trace", "values",
 }  # fmt: skip
 

@@ -31,7 +31,7 @@ CHART = DEPLOY / "helm/skein"
 VERSIONS = ["1.30", "1.34", "1.37"]
 # Checked by crds.mjs. Kinds that no package publishes are in `OWN` and checked by schemas/.
 PUBLISHED = ("keda.sh/", "monitoring.coreos.com/", "gateway.networking.k8s.io/")
-OWN = ("InferencePool", "LeaderWorkerSet")
+OWN = ("InferencePool", "LeaderWorkerSet", "Certificate", "Issuer")
 WORKLOADS = ("StatefulSet", "Deployment", "LeaderWorkerSet")
 # Renderings: name, directory, components, and the chart's flags with the same result.
 RENDERINGS = [
@@ -52,6 +52,8 @@ RENDERINGS = [
     ("model-download", "model-download", [], None),
     ("dashboards", "base", ["dashboards"], None),
     ("traces", "base", ["traces"], ["--values", "traces"]),
+    ("cert-manager", "base", ["cert-manager"], None),
+    ("gpu-single-node with cert-manager", "overlays/gpu-single-node", ["cert-manager"], None),
     ("inference-gateway", "base", ["inference-gateway", "hpa", "monitoring"], None),
     ("inference-gateway with a claim", "overlays/gpu-single-node", ["inference-gateway", "inference-gateway-claim"], None),
 ]  # fmt: skip
@@ -202,6 +204,21 @@ def unfounded(documents):
             headless = [d["spec"] for d in of("Service") if d["metadata"]["name"] == dns]
             if not headless or headless[0].get("clusterIP") != "None" or headless[0]["ports"][0]["port"] != int(port):
                 yield f"{named(workload)}: {dns}:{port} is no headless Service"
+    made = {certificate["spec"]["secretName"] for certificate in of("Certificate")}
+    for issuer in of("Issuer"):
+        wanted = issuer["spec"].get("ca", {}).get("secretName")
+        if wanted and wanted not in made:
+            yield f"{named(issuer)}: no certificate is kept in the Secret {wanted}"
+    for certificate in of("Certificate"):
+        reference = certificate["spec"]["issuerRef"]
+        if f"{reference.get('kind', 'Issuer')}/{reference['name']}" not in names:
+            yield f"{named(certificate)}: no such issuer"
+        if not certificate["spec"].get("isCA") and "skein-cluster" not in certificate["spec"]["dnsNames"]:
+            yield f"{named(certificate)}: nodes do not recognise it without the name skein-cluster"
+    for workload in of(*WORKLOADS) if made else []:
+        for volume in template(workload)["spec"].get("volumes", []):
+            if "secret" in volume and volume["secret"]["secretName"] not in made:
+                yield f"{named(workload)}: nothing makes the Secret {volume['secret']['secretName']}"
     for scaler in of("HorizontalPodAutoscaler", "ScaledObject"):
         target = scaler["spec"]["scaleTargetRef"]
         if f"{target['kind']}/{target['name']}" not in names:
@@ -217,9 +234,11 @@ def arguments_of(workload):
 def uneven(documents):
     """Workers and routers with different settings for discovery or traces."""
     pods = [(workload, yaml.safe_dump(template(workload))) for workload in documents if workload["kind"] in WORKLOADS]
-    for what in (r"--discovery=etcd://\S+", r"OTEL_EXPORTER_OTLP_ENDPOINT\n *value: \S+"):
+    secret = r"SKEIN_CLUSTER_SECRET\n *valueFrom:\n(?: +.*\n){3}"
+    for what in (r"--discovery=etcd://\S+", r"OTEL_EXPORTER_OTLP_ENDPOINT\n *value: \S+", r"--cluster-\w+=\S+", secret):
         found = {named(workload): re.findall(what, pod) for workload, pod in pods}
-        if len(set(map(tuple, found.values()))) > 1:
+        # A pod may have several containers with the same.
+        if len({frozenset(values) for values in found.values()}) > 1:
             yield f"not the same in all pods: {found}"
     for workload, pod in pods:
         if "--discovery=etcd" in pod and workload["kind"] != "Deployment" and "--advertise=" not in pod:
@@ -323,7 +342,9 @@ def in_order(documents):
 
 def differences(name, documents, flags):
     ours = {named(document): document for document in in_order(documents)}
-    theirs = {named(document): document for document in in_order(without_namespace(chart("skein", flags)))}
+    # The chart draws the secret that kustomize's users make by hand.
+    rendered = [document for document in without_namespace(chart("skein", flags)) if document["kind"] != "Secret"]
+    theirs = {named(document): document for document in in_order(rendered)}
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
             texts = [yaml.safe_dump(side.get(key)).splitlines() for side in (ours, theirs)]
@@ -438,7 +459,7 @@ def planted(documents):
         "grace below drain": lambda c: pod(c, "Deployment").update(terminationGracePeriodSeconds=124),
         "a writable root": lambda c: pod(c, "Deployment")["containers"][0]["securityContext"].pop("readOnlyRootFilesystem"),
         "a selector without pods": lambda c: find(c, "Service")["spec"]["selector"].update({"app.kubernetes.io/component": "x"}),
-        "a probe of no port": lambda c: pod(c, "StatefulSet")["containers"][0]["readinessProbe"]["grpc"].update(port=9001),
+        "a probe of no port": lambda c: pod(c, "StatefulSet")["containers"][0]["readinessProbe"]["httpGet"].update(port=9001),
         "liveness that asks readiness": lambda c: pod(c, "Deployment")["containers"][0]["livenessProbe"]["httpGet"].update(path="/readyz"),
         "a Service that is not headless": lambda c: [d["spec"].pop("clusterIP", 0) for d in c if d["kind"] == "Service"],
         "a monitor's misspelt field": lambda c: find(c, "PodMonitor")["spec"]["podMetricsEndpoints"][0].update(intervall="1s"),
@@ -448,6 +469,11 @@ def planted(documents):
         "endpoints on another port": lambda c: find(c, "InferencePool")["spec"]["targetPorts"][0].update(number=9000),
         "a route's misspelt field": lambda c: find(c, "HTTPRoute")["spec"].update(parentRefz=[]),
         "a neighbour with a writable root": lambda c: pod(c, "StatefulSet")["containers"][1]["securityContext"].pop("readOnlyRootFilesystem"),
+        "an issuer without its key": lambda c: [d["spec"]["ca"].update(secretName="x") for d in c if d["kind"] == "Issuer" and "ca" in d["spec"]],
+        "a certificate of no issuer": lambda c: find(c, "Certificate")["spec"]["issuerRef"].update(name="x"),
+        "a certificate without the cluster's name": lambda c: [d["spec"].update(dnsNames=["x"]) for d in c if d["kind"] == "Certificate" and "isCA" not in d["spec"]],
+        "a certificate's misspelt field": lambda c: find(c, "Certificate")["spec"].update(renewBefor="1h"),
+        "a mounted Secret that nobody makes": lambda c: [v["secret"].update(secretName="x") for v in pod(c, "Deployment")["volumes"] if "secret" in v],
         "a metric that nobody has": lambda c: find(c, "ScaledObject")["spec"]["triggers"][0]["metadata"].update(query="vllm:no_such"),
     }  # fmt: skip
     for name, edit in edits.items():
@@ -472,7 +498,7 @@ def main():
             pass
     found += chart_faults()
     found += compose_faults(yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"])
-    found += planted(generate.kustomize("keda", "monitoring", "inference-gateway"))
+    found += planted(generate.kustomize("keda", "monitoring", "inference-gateway", "cert-manager"))
     found += groups_differ()
     found += all_dashboard_faults()
     if module(DEPLOY / "observability/prometheus-rule").main(["--check"]):

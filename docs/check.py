@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the documents against the tree: links, headings, the manual's table of contents, the example.
+"""Checks the documents against the tree: links, headings, the manual's table of contents, the example, and
+that the constants, flags, files and tests exist that the page of limits names.
 
     python3 docs/check.py
 
@@ -76,11 +77,32 @@ def example():
             yield f"{name}: its Python program is not docs/examples/ask.py"
 
 
+def limits():
+    """What the tables of limits.md name and the sources do not have."""
+    sources = subprocess.run(["git", "ls-files", "*.rs"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    code = "\n".join((ROOT / name).read_text("utf-8") for name in sources.splitlines() if (ROOT / name).exists())
+    flags = (BOOK / "flags.md").read_text("utf-8")
+    for line in (BOOK / "limits.md").read_text("utf-8").splitlines():
+        for before, name in re.findall(r"(targets? (?:`\w+`, )*)?`([^`]+)`", line) if line.startswith("|") else ():
+            if before or re.fullmatch(r"[a-z]+_[a-z0-9_]+", name):
+                exists = f"fn {name}(" in code or f"pub {name}: " in code or f'name: "{name}"' in code
+            elif name.startswith("--"):
+                exists = f"`{name}" in flags
+            elif re.fullmatch(r"[A-Z_]+", name):
+                exists = f"const {name}: " in code
+            elif "/" in name or name.endswith(".lock"):
+                exists = (ROOT / name).exists()
+            else:
+                continue
+            if not exists:
+                yield f"docs/src/limits.md: `{name}` is nowhere in the sources"
+
+
 def main():
     tracked = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     names = subprocess.run(tracked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     files = [ROOT / name for name in names if (ROOT / name).exists()]
-    problems = [*links(files), *contents(), *example()]
+    problems = [*links(files), *contents(), *example(), *limits()]
     print("\n".join(problems) or f"{len(files)} documents: every link leads somewhere")
     return 1 if problems else 0
 

@@ -22,6 +22,8 @@ pub struct Banner {
     pub capacity: Option<Capacity>,
     /// Address of the API.
     pub listen: SocketAddr,
+    /// `http` or `https`.
+    pub scheme: &'static str,
     /// Whether the API requires a key.
     pub has_key: bool,
     /// Seconds from the start of the process until a worker was ready.
@@ -57,13 +59,17 @@ impl Banner {
             let _ = writeln!(out, "  KV       {}", capacity.text(self.workers));
         }
         let auth = if self.has_key { "key required" } else { "no key" };
-        let _ = writeln!(out, "  API      http://{}/v1 (gRPC on the same port; {auth})\n", self.listen);
+        let _ = writeln!(
+            out,
+            "  API      {}://{}/v1 (gRPC on the same port; {auth})\n",
+            self.scheme, self.listen
+        );
         let key = if self.has_key { " -H 'authorization: Bearer KEY'" } else { "" };
         let _ = writeln!(
             out,
-            "  curl -N http://{}/v1/completions{key} -H 'content-type: application/json' \\\n    \
+            "  curl -N {}://{}/v1/completions{key} -H 'content-type: application/json' \\\n    \
              -d '{{\"prompt\": \"def main\", \"max_tokens\": 64, \"stream\": true}}'\n",
-            self.listen
+            self.scheme, self.listen
         );
         out
     }
@@ -118,6 +124,7 @@ mod tests {
             backend: "cpu".into(),
             capacity: Some(Capacity { kv_blocks: 4096, block_size: 16, max_model_len: 1024 }),
             listen: ([127, 0, 0, 1], 8000).into(),
+            scheme: "http",
             has_key: false,
             seconds: 0.42,
         };

@@ -18,13 +18,14 @@ use skein_router::app::App;
 use skein_router::batch::jobs::{self, Store};
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::RouterConfig;
-use skein_router::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
+use skein_router::links::transport::{Connector, Grpc, Transport};
+use skein_router::tenants::usage_log::UsageLog;
 use skein_text::TextError;
 use skein_text::files::TextFiles;
 use skein_text::model_text::ModelText;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
-use tokio::task;
+use tokio::task::{self, JoinSet};
 use tracing::{Instrument, info_span};
 
 use crate::exit::{ADDRESS, Failure, MODEL, USAGE};
@@ -120,39 +121,43 @@ pub async fn trace_start(
 }
 
 /// Logs the URL for clients once the first member of `cluster` accepts requests.
-pub fn say_when_ready(cluster: &Cluster, model: &str, listen: SocketAddr) {
+pub fn say_when_ready(cluster: &Cluster, model: &str, url: String) {
     let (cluster, model) = (cluster.clone(), model.to_owned());
     tokio::spawn(async move {
         if cluster.wait_ready(Duration::MAX).await.is_ok() {
             let seconds = clock::now().since_start().as_secs_f64();
-            tracing::info!(model, url = %format_args!("http://{listen}/v1"), seconds, "ready");
+            tracing::info!(model, url, seconds, "ready");
         }
     });
 }
 
-/// The router's configuration.
-pub fn router_config(front: FrontSettings, served: &Served, listen: SocketAddr) -> RouterConfig {
-    RouterConfig {
+/// The router's configuration. Opens the usage log.
+///
+/// # Errors
+/// If that cannot be opened.
+pub fn router_config(
+    front: FrontSettings,
+    served: &Served,
+    listen: SocketAddr,
+) -> Result<RouterConfig, Failure> {
+    let usage_log = front.usage_log.as_deref().map(|path| {
+        let failed = |error| Failure::new(USAGE, format!("--usage-log: {}: {error}", path.display()));
+        UsageLog::open(path).map_err(failed)
+    });
+    Ok(RouterConfig {
         listen,
         model: served.model.clone(),
         served_model_names: served.names.clone(),
+        usage_log: usage_log.transpose()?,
         ..front.router
-    }
-}
-
-/// Starts a router's core over `changes`. Also returns the cluster, for its status.
-///
-/// # Errors
-/// If the model's tokenizer or chat template cannot be used.
-pub async fn start(config: RouterConfig, changes: mpsc::Receiver<Change>) -> Result<(App, Cluster), Failure> {
-    start_with(config, changes, Arc::new(Grpc)).await
+    })
 }
 
 /// Starts the core of a router over the workers of `supervisor`, which replaces workers that the router gives
 /// up.
 ///
 /// # Errors
-/// As [`start`].
+/// As [`start_with`].
 pub async fn start_over(
     supervisor: &Supervisor,
     config: RouterConfig,
@@ -166,10 +171,11 @@ pub async fn start_over(
     Ok((app, cluster))
 }
 
-/// [`start`] with another transport to the members.
+/// Starts a router's core over `changes`, whose members `connector` reaches. Also returns the cluster, for
+/// its status.
 ///
 /// # Errors
-/// As [`start`].
+/// If the model's tokenizer or chat template cannot be used.
 pub async fn start_with(
     config: RouterConfig,
     changes: mpsc::Receiver<Change>,
@@ -194,7 +200,10 @@ pub async fn start_with(
 }
 
 /// Loads tokenizer and chat template, after their trials.
-async fn load_text(config: &RouterConfig) -> Result<ModelText, Failure> {
+///
+/// # Errors
+/// If one of them cannot be used.
+pub async fn load_text(config: &RouterConfig) -> Result<ModelText, Failure> {
     let RouterConfig { model, served_model_names: names, text: sources, .. } = config.clone();
     let unusable = |error: TextError| bad_model(&config.model, &error);
     let vocab_size = model::vocab_size(&model);
@@ -234,7 +243,7 @@ impl Connector for SupervisedWorkers {
         Box::pin(async move {
             let gone = || "the worker there has ended".to_owned();
             let secret = self.secrets.of(address).ok_or_else(gone)?;
-            let way = GrpcWithKey::new(secret.expose()).ok_or("its secret is not printable ASCII")?;
+            let way = Grpc::default().with_key(secret.expose()).ok_or("its secret is not printable ASCII")?;
             way.connect(address).await
         })
     }
@@ -293,12 +302,21 @@ pub async fn bind(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Fa
     Ok((listener, address))
 }
 
+/// Serves the port of `--metrics-port`, if there is one, until the result is dropped.
+///
+/// # Errors
+/// If the address cannot be used; exit code 5.
+pub async fn metrics_port(app: &App) -> Result<JoinSet<()>, Failure> {
+    let opened = skein_router::metrics_port::of_router(app).await;
+    opened.map_err(|error| Failure::new(ADDRESS, error.to_string()))
+}
+
 /// Warns if the API is open to the network without a key.
 pub fn warn_if_exposed(front: &FrontSettings) {
-    if !front.is_loopback() && front.router.api_keys.is_empty() {
+    if !front.is_loopback() && !front.router.has_keys() {
         tracing::warn!(
             host = front.host,
-            "the API is open to everyone who can reach this machine; set --api-key"
+            "the API is open to everyone who can reach this machine; set --api-key or --api-keys-file"
         );
     }
 }

@@ -8,11 +8,12 @@ use skein_node::config::text;
 use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry::{self, LogOptions};
-use skein_router::links::transport::{Connector, Grpc, GrpcWithKey};
+use skein_router::links::transport::Grpc;
 
+use crate::certificates;
 use crate::exit::{Failure, USAGE};
 use crate::front::{self, Named};
-use crate::settings::{self, FrontSettings, OtlpSettings, table};
+use crate::settings::{self, FrontSettings, Guards, OtlpSettings, table};
 
 /// Runs the gateway until shutdown.
 ///
@@ -30,7 +31,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         );
     }
     let listed = front::listed(&mut settings, "routers", &routers);
-    let connector = connector(&settings.list("router-api-key", text));
+    let connector = connector(&settings.list("router-api-key", text), &front.guards);
     let connector = connector.map_err(|problem| settings.problem(problem));
     let named = Named::read(&mut settings);
     settings::check(&settings)?;
@@ -42,29 +43,32 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
-    let connector = connector.unwrap_or_else(|()| Arc::new(Grpc));
-    let config = front::router_config(front, &served, listen);
-    let starting = front::start_with(config, changes, connector);
+    let connector = connector.unwrap_or_default();
+    certificates::follow_with_hangups(&front.guards, &shutdown)?;
+    let url = front.url(listen);
+    let config = front::router_config(front, &served, listen)?;
+    let starting = front::start_with(config, changes, Arc::new(connector));
     let (app, cluster) = front::trace_start(served.name(), starting).await?;
-    let url = format!("http://{listen}/v1");
     tracing::info!(
         url,
         model = served.name(),
         routers = routers.len(),
         "gateway is listening; to it, each router is a worker"
     );
-    front::say_when_ready(&cluster, served.name(), listen);
+    front::say_when_ready(&cluster, served.name(), url);
+    let _metrics = front::metrics_port(&app).await?;
     skein_router::serve::serve(listener, app, shutdown.requested()).await.map_err(Failure::other)
 }
 
-/// The transport to the routers, with the key that they require.
-fn connector(keys: &[String]) -> Result<Arc<dyn Connector>, String> {
+/// The transport to the routers, with this node's certificate, and the key that they require or the cluster's
+/// secret.
+fn connector(keys: &[String], guards: &Guards) -> Result<Grpc, String> {
     match keys {
-        [] => Ok(Arc::new(Grpc)),
-        [key] => match GrpcWithKey::new(key) {
-            Some(connector) => Ok(Arc::new(connector)),
-            None => Err("--router-api-key must be printable ASCII, like --api-key of the routers".to_owned()),
-        },
+        [] | [_] => {
+            let connector = guards.connector(keys.first().map(String::as_str));
+            let not_ascii = "--router-api-key must be printable ASCII, like --api-key of the routers";
+            connector.ok_or_else(|| not_ascii.to_owned())
+        }
         several => Err(format!(
             "--router-api-key: one key must open all routers, got {}; give the routers a common key",
             several.len()
@@ -80,10 +84,11 @@ mod tests {
     fn one_key_opens_all_routers() {
         let message = |keys: &[&str]| {
             let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
-            connector(&keys).map(|_| ()).unwrap_err()
+            connector(&keys, &Guards::default()).map(|_| ()).unwrap_err()
         };
         assert!(message(&["a", "b"]).contains("got 2"));
         assert!(message(&["a\nb"]).contains("printable ASCII"));
-        assert!(connector(&[]).is_ok() && connector(&["sesame".to_owned()]).is_ok());
+        assert!(connector(&[], &Guards::default()).is_ok());
+        assert!(connector(&["sesame".to_owned()], &Guards::default()).is_ok());
     }
 }

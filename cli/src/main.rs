@@ -11,12 +11,17 @@ mod arguments;
 mod banner;
 #[cfg(feature = "worker")]
 mod bench;
+mod certificates;
+mod certs;
+#[cfg(feature = "worker")]
+mod doctor;
 mod exit;
 mod front;
 mod gateway;
 #[cfg(feature = "worker")]
 mod gpu_check;
 mod hub;
+mod keys;
 mod membership;
 mod model;
 mod own_path;
@@ -32,6 +37,8 @@ mod run;
 mod run_batch;
 #[cfg(feature = "worker")]
 mod serve;
+#[cfg(feature = "worker")]
+mod server_access;
 mod settings;
 #[cfg(feature = "worker")]
 mod shipped;
@@ -49,7 +56,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 
 use exit::{Failure, USAGE};
 use settings::{table, with_flags};
@@ -145,7 +152,11 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         #[cfg(feature = "worker")]
         Some((quantize::QUANTIZE, matches)) => runtime(None)?.block_on(quantize::run(matches)),
         #[cfg(feature = "worker")]
+        Some((doctor::DOCTOR, matches)) => runtime(None)?.block_on(doctor::run(matches)),
+        #[cfg(feature = "worker")]
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
+        Some((certs::CERTS, matches)) => certs::run(matches),
+        Some((keys::KEYS, matches)) => keys::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
         Some((probe::RENDER, matches)) => probe::render(matches),
         Some((reference::COMPLETIONS, matches)) => reference::completions(command(), matches),
@@ -193,9 +204,13 @@ fn command() -> Command {
             #[cfg(feature = "worker")]
             quantize::command(),
             #[cfg(feature = "worker")]
+            doctor::command(model_arg()),
+            #[cfg(feature = "worker")]
             gpu_check::command(),
             #[cfg(feature = "worker")]
             config_command(),
+            certs::command(),
+            keys::command(),
             probe::command(),
             probe::render_command(),
             #[cfg(feature = "worker")]
@@ -227,11 +242,13 @@ fn run_command() -> Command {
     let words = words.help("A model, a prompt, or both; without a prompt, starts a chat");
     let url = Arg::new(run::URL).long(run::URL).value_name("URL");
     let url = url
-        .help("Talk to a running server, for example http://127.0.0.1:8000; --model names one of its models");
+        .help("Talk to a running server, for example https://skein.example; --model names one of its models");
     let api_key = Arg::new(run::API_KEY).long(run::API_KEY).value_name("KEY").requires(run::URL);
     let api_key = api_key.help("API key for --url");
-    let run = Command::new("run").about("Talk to a model in the terminal").arg(words).args([url, api_key]);
-    with_flags(run, table::RUN)
+    let run = Command::new("run").arg(words).args([url, api_key]);
+    let run = server_access::Certificates::augment_args(run);
+    // After the flags: clap would take their struct's doc comment for the command's text.
+    with_flags(run, table::RUN).about("Talk to a model in the terminal").long_about(None)
 }
 
 #[cfg(feature = "worker")]
@@ -247,7 +264,9 @@ fn config_command() -> Command {
     Command::new("config").about("Show settings").subcommand_required(true).subcommand(show)
 }
 
+/// The runtime of a command that serves or connects, which needs a descriptor for each connection.
 fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime, Failure> {
+    skein_sys::descriptors::raise_limit();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     threads.map(|threads| builder.worker_threads(threads));
     builder.enable_all().build().map_err(Failure::other)
@@ -334,10 +353,23 @@ mod tests {
         check("skein pull", false);
         check("skein list --json", true);
         check("skein remove Qwen/Qwen3-0.6B", true);
+        check("skein run --url https://a --cacert c --cert d --key k hello", true);
+        check("skein bench serve --base-url https://a --cacert c --cert d", true);
+        check("skein certs ca --out a --days 5", true);
+        check("skein certs node a --host b --host 10.0.0.7 --ca c --out d --days 5 --renew", true);
+        check("skein certs node", false);
+        check("skein certs secret --out f", true);
+        check("skein certs", false);
+        check("skein keys new --tenant acme --models a --models b --highest-priority -5 --admin", true);
+        check("skein keys new", false);
+        check("skein keys new --tenant acme --max-concurrent 0", false);
+        check("skein keys list keys.toml --json", true);
         check("skein gpu-check", true);
         check("skein gpu-check kernels --scale full --only gemv --seed 3 --device 1 --json", true);
         check("skein gpu-check nothing", false);
         check("skein config show --port 1", true);
+        check("skein doctor", true);
+        check("skein doctor dir --url http://a:1 --api-key k --discovery etcd://a:2379 --json", true);
         check("skein version --json", true);
         check("skein help", true);
         check("skein help bench latency", true);

@@ -236,6 +236,12 @@ fn weight_files(model: &Path) -> Vec<PathBuf> {
     names.into_iter().map(|name| model.join(name)).collect()
 }
 
+/// Names of the weight files that the index lists and that are missing.
+pub fn missing_shards(model: &Path) -> Vec<String> {
+    let missing = weight_files(model).into_iter().filter(|path| !path.exists());
+    missing.filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect()
+}
+
 /// The JSON header of a safetensors file.
 fn header(path: &Path) -> Option<Value> {
     let mut file = regular_file::open(path).ok()?;

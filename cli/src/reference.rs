@@ -33,7 +33,8 @@ const PAGE_HEAD: &str = "# Flags
 
 Look up a flag: its default, the commands that take it, and what it does. `skein flags-page` writes this page
 from the code, and a test fails when the two differ. [Configuration](configuration.md) explains files, variables
-and units. \"bench\" stands for `skein bench latency` and `skein bench throughput`.
+and units. \"bench\" stands for `skein bench latency` and `skein bench throughput`. `skein doctor` takes those of `serve`,
+`--discovery` and `--etcd-...`.
 ";
 
 /// Definitions of the three commands for clap.

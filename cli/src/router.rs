@@ -1,5 +1,7 @@
 //! `skein router`: a router in front of workers that run elsewhere.
 
+use std::sync::Arc;
+
 use clap::ArgMatches;
 use skein_hub::Need;
 use skein_node::config::{Origin, Settings, count, text};
@@ -7,6 +9,7 @@ use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry::{self, LogOptions};
 
+use crate::certificates;
 use crate::exit::{Failure, USAGE};
 use crate::front::{self, Named};
 use crate::membership;
@@ -45,10 +48,15 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
-    let config = front::router_config(front, &served, listen);
-    let (app, cluster) = front::trace_start(served.name(), front::start(config, changes)).await?;
-    tracing::info!(url = %format_args!("http://{listen}/v1"), model = served.name(), "router is listening");
-    front::say_when_ready(&cluster, served.name(), listen);
+    certificates::follow_with_hangups(&front.guards, &shutdown)?;
+    let url = front.url(listen);
+    let connector = front.guards.connector(None).unwrap_or_default();
+    let config = front::router_config(front, &served, listen)?;
+    let starting = front::start_with(config, changes, Arc::new(connector));
+    let (app, cluster) = front::trace_start(served.name(), starting).await?;
+    tracing::info!(url, model = served.name(), "router is listening");
+    front::say_when_ready(&cluster, served.name(), url);
+    let _metrics = front::metrics_port(&app).await?;
     skein_router::serve::serve(listener, app, shutdown.requested()).await.map_err(Failure::other)
 }
 

@@ -22,6 +22,7 @@ use skein_worker::config::BackendKind;
 use tokio::sync::mpsc;
 
 use crate::banner::{Banner, Capacity};
+use crate::certificates;
 use crate::exit::{Failure, USAGE};
 use crate::front::{self, Named, Served};
 use crate::model;
@@ -41,10 +42,14 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct ServeSettings {
     log: LogOptions,
-    front: FrontSettings,
-    engine: EngineSettings,
-    workers: Option<usize>,
-    named: Named,
+    /// Of the API.
+    pub front: FrontSettings,
+    /// Of the workers.
+    pub engine: EngineSettings,
+    /// Number of workers; `None` = as many as fit the machine.
+    pub workers: Option<usize>,
+    /// The model.
+    pub named: Named,
 }
 
 impl ServeSettings {
@@ -109,6 +114,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let hangups = Hangups::receive().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
+    let (scheme, has_key, guards) = (front.scheme(), front.router.has_keys(), front.guards.clone());
+    let config = front::router_config(front, &served, listen)?;
     let (changes, seen) = discovery::in_process();
     let gpus = visible_gpus(&engine);
     let workers = worker_count_setting.unwrap_or(default_workers(&engine, gpus));
@@ -120,8 +127,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     supervisor.kill_after(shutdown.forced());
     let supervisor = Arc::new(supervisor);
 
-    let has_key = !front.router.api_keys.is_empty();
-    let config = front::router_config(front, &served, listen);
+    // SIGHUP means to read the model again.
+    certificates::follow(&guards);
     let starting = front::start_over(&supervisor, config, seen);
     let started = front::trace_start(served.name(), starting).await;
     let (mut app, cluster) = match started {
@@ -134,8 +141,9 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let (swapper, orders) = Swapper::new(starts, supervisor.clone(), cluster.clone(), argument, app.clone());
     let swapping = tokio::spawn(swapper.run());
     app.swap_models(Arc::new(orders.clone()));
+    let _metrics = front::metrics_port(&app).await?;
     let mut server = tokio::spawn(skein_router::serve::serve(listener, app, shutdown.requested()));
-    let welcome = Welcome { served, workers, threads, listen, has_key };
+    let welcome = Welcome { served, workers, threads, listen, scheme, has_key };
     let mut ended = None;
     let mut outcome = Ok(());
     tokio::select! {
@@ -176,7 +184,7 @@ pub fn visible_gpus(engine: &EngineSettings) -> usize {
 
 /// One worker per GPU, or per as many GPUs as it has ranks: two on one would share its memory and read the
 /// weights twice.
-fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
+pub fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
     let ranks = engine.worker.ranks.on_node() as usize;
     match (gpus, engine.device.ordinal) {
         _ if engine.worker.ranks.nodes.count > 1 => 1,
@@ -243,6 +251,7 @@ struct Welcome {
     workers: usize,
     threads: usize,
     listen: SocketAddr,
+    scheme: &'static str,
     has_key: bool,
 }
 
@@ -300,13 +309,15 @@ impl Welcome {
                 backend,
                 capacity,
                 listen: self.listen,
+                scheme: self.scheme,
                 has_key: self.has_key,
                 seconds,
             };
             out!("{}", banner.text());
         } else {
-            let (model, workers, listen) = (self.served.name(), self.workers, self.listen);
-            tracing::info!(model, workers_ready, workers, url = %format_args!("http://{listen}/v1"), seconds, "ready");
+            let (model, workers, listen, scheme) =
+                (self.served.name(), self.workers, self.listen, self.scheme);
+            tracing::info!(model, workers_ready, workers, url = %format_args!("{scheme}://{listen}/v1"), seconds, "ready");
         }
     }
 }

@@ -7,7 +7,9 @@ use skein_node::clock;
 use skein_node::config::{Origin, Settings, duration, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry::{self, LogOptions};
+use skein_tls::{ClientFiles, ClientTls};
 
+use crate::certificates;
 use crate::exit::{Failure, USAGE};
 use crate::front;
 use crate::settings::table::{FLAGS, Flag, ROUTER, UPSTREAM};
@@ -47,9 +49,9 @@ pub fn read(settings: &mut Settings, front: &FrontSettings) -> Option<UpstreamCo
         settings.problem(format!("--worker-api-key: {why}"));
     }
     if let Some(path) = settings.value("worker-ca", text) {
-        let read = std::fs::read(&path).map_err(|error| error.to_string());
-        if let Err(why) = read.and_then(|pem| config.use_worker_ca(&pem)) {
-            settings.problem(format!("--worker-ca: {path}: {why}"));
+        match ClientTls::read(&ClientFiles { ca: Some(path.into()), identity: None }) {
+            Ok(tls) => config.use_worker_tls(tls),
+            Err(why) => settings.problem(format!("--worker-ca: {why}")),
         }
         if !config.workers.iter().any(WorkerUrl::is_tls) {
             settings.problem("--worker-ca: no URL of --worker-urls begins with https://; leave it out");
@@ -82,7 +84,8 @@ pub async fn run(
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
-    let url = format!("http://{listen}/v1");
+    certificates::follow_with_hangups(&front.guards, &shutdown)?;
+    let url = front.url(listen);
     tracing::info!(url, workers = config.workers.len(), "router is listening");
     let upstreams = Upstreams::start(config);
     let starting = upstreams.clone();

@@ -18,12 +18,13 @@ use skein_worker::{WorkerError, load, service};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use crate::certificates;
 use crate::exit::{ADDRESS, DEVICE, Failure, MODEL, OTHER, USAGE};
 use crate::membership::Presence;
 use crate::model::{self, ModelArgument};
 use crate::progress::LoadProgress;
 use crate::settings::{
-    self, DiscoverySettings, EngineSettings, FakeSettings, OtlpSettings, RegistrationSettings, table,
+    self, DiscoverySettings, EngineSettings, FakeSettings, Guards, OtlpSettings, RegistrationSettings, table,
 };
 
 /// Hidden command: a rank of a worker's group, started only by a worker, which sends it all its settings.
@@ -79,8 +80,11 @@ async fn serve(matches: &ArgMatches) -> Result<(), Failure> {
     let discovery = DiscoverySettings::read(&mut settings);
     let listen = listen_address(&mut settings);
     let registration = RegistrationSettings::read(&mut settings, discovery.source.as_ref(), listen.ip());
-    let (config, fakes) = configure(&mut settings).await?;
-    let mut config = WorkerConfig { listen, ..config };
+    let guards = Guards::read(&mut settings);
+    let metrics = settings::metrics_port(&mut settings, &listen.ip().to_string());
+    let (config, fakes) = configure(&mut settings, &guards, listen).await?;
+    let (tls, secret) = (guards.node_port(), guards.secret.clone());
+    let mut config = WorkerConfig { listen, metrics, tls, secret, open_health: true, ..config };
     config.ranks.command = Some(rank_command()?);
     if settings.switch("plan") {
         return print_plan(&config);
@@ -89,12 +93,13 @@ async fn serve(matches: &ArgMatches) -> Result<(), Failure> {
     settings::log_effective(&settings);
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
     let hangups = Hangups::receive().map_err(Failure::other)?;
-    tokio::spawn(answer_hangups(hangups, shutdown.clone()));
+    certificates::follow(&guards);
+    tokio::spawn(answer_hangups(hangups, shutdown.clone(), guards));
     if config.ranks.nodes.rank > 0 {
         return follow_leader(config, &shutdown).await;
     }
     if fakes > 1 {
-        check_fakes(&discovery, listen, fakes)?;
+        check_fakes(&discovery, &config, fakes)?;
         return serve_fakes(config, fakes, &shutdown).await.map_err(|error| failure(&error));
     }
     let presence = Presence::prepare(discovery, registration, &config.served_model_name).await?;
@@ -102,9 +107,12 @@ async fn serve(matches: &ArgMatches) -> Result<(), Failure> {
 }
 
 /// Says that a worker does not read its model again: its port belongs to this process, and so do its streams.
-async fn answer_hangups(mut hangups: Hangups, shutdown: Shutdown) {
+async fn answer_hangups(mut hangups: Hangups, shutdown: Shutdown, guards: Guards) {
     loop {
         hangups.next(&shutdown).await;
+        if guards.has_certificates() {
+            certificates::read_again(&guards).await;
+        }
         tracing::warn!(
             "SIGHUP: a worker serves one version of its model. Start another worker with the new version, and end this one \
              with SIGTERM: routers keep each request on the version that it began on. `skein serve` does both on SIGHUP"
@@ -160,10 +168,16 @@ async fn serve_alone(
     outcome
 }
 
-/// Fails if fake workers would register, or if the ports after `listen` do not suffice.
-fn check_fakes(discovery: &DiscoverySettings, listen: SocketAddr, count: u16) -> Result<(), Failure> {
+/// Fails if fake workers would register or share a port for metrics, or if the ports after `listen` do not
+/// suffice.
+fn check_fakes(discovery: &DiscoverySettings, config: &WorkerConfig, count: u16) -> Result<(), Failure> {
+    let WorkerConfig { listen, metrics, .. } = config;
     if discovery.source.is_some() {
         return Err(Failure::new(USAGE, "--fake-workers cannot be used with --discovery".to_owned()));
+    }
+    if metrics.is_some() {
+        let message = "--fake-workers cannot be used with --metrics-port: each has metrics on its own port";
+        return Err(Failure::new(USAGE, message.to_owned()));
     }
     if listen.port() == 0 || listen.port().checked_add(count - 1).is_none() {
         let message = format!(
@@ -219,8 +233,16 @@ fn listen_address(settings: &mut Settings) -> SocketAddr {
 }
 
 /// The configuration, and the number of workers in this process.
-async fn configure(settings: &mut Settings) -> Result<(WorkerConfig, u16), Failure> {
+async fn configure(
+    settings: &mut Settings,
+    guards: &Guards,
+    listen: SocketAddr,
+) -> Result<(WorkerConfig, u16), Failure> {
     let engine = EngineSettings::read(settings);
+    // Other nodes of a group serve nothing themselves.
+    if engine.worker.ranks.nodes.rank == 0 && !settings.switch("plan") {
+        guards.check_worker(settings, listen);
+    }
     let fake = FakeSettings::read(settings, engine.worker.backend);
     let drain_grace = settings.value("drain-grace", duration(Duration::ZERO..=DAY));
     let names = settings.list("served-model-name", text);

@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use skein_router::config::RouterConfig;
+use skein_tls::ClientTls;
 
 use super::WorkerUrl;
-use super::tls::Tls;
+
+/// What OpenAI servers are offered by ALPN.
+pub(super) const HTTP_1: &[&[u8]] = &[b"http/1.1"];
 
 /// Largest body of a request. Larger than for tokens: images are sent as text.
 const BODY_BYTES: usize = 32 << 20;
@@ -25,7 +28,7 @@ pub struct UpstreamConfig {
     /// `Authorization` for the workers; `None` = the client's is passed on, unless this router has keys.
     pub authorization: Option<HeaderValue>,
     /// Certificates that workers with `https` URLs must have; `None` = the system's.
-    pub(super) tls: Option<Tls>,
+    pub(super) tls: Option<ClientTls>,
     /// A worker that has not begun to answer a streaming request by then has failed it.
     pub first_byte_timeout: Duration,
     /// A stream that is silent for this long has failed.
@@ -61,13 +64,10 @@ impl UpstreamConfig {
         Ok(())
     }
 
-    /// Trusts only the certificates in `pem` for workers with `https` URLs.
-    ///
-    /// # Errors
-    /// If the text has no certificate, or one that cannot be read.
-    pub fn use_worker_ca(&mut self, pem: &[u8]) -> Result<(), String> {
-        self.tls = Some(Tls::trusting(pem)?);
-        Ok(())
+    /// Speaks to workers with `https` URLs by `tls`; by default it trusts the system's certificates. A
+    /// worker's certificate must be valid for the host in its URL, also if that name has several addresses.
+    pub fn use_worker_tls(&mut self, tls: ClientTls) {
+        self.tls = Some(tls.offering(HTTP_1));
     }
 
     /// Pause between two health checks of a worker, and half of the time that a check may take: two missed

@@ -7,7 +7,7 @@
 //! attempt, `forward` repeats it elsewhere, `stream` passes a response on and, on request, continues it by
 //! `continuation` from its `transcript` if its worker is lost, as often as `moves` allows. `shared` is what
 //! all requests need: the `servers`, the `link` to each, the counters. `health` checks the workers, `names`
-//! follows the addresses of those given by a name, `pool` keeps connections, with `tls` for `https`; to a
+//! follows the addresses of those given by a name, `pool` keeps connections, with TLS for `https`; to a
 //! server that speaks KServe v2, a connection is a pipe to `kserve`, which translates.
 //!
 //! No code here tokenises. Of `skein_choice` it uses the policy, the breaker, the load in `ledger` and
@@ -23,6 +23,9 @@ mod continuation;
 mod events;
 mod exchange;
 mod forward;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod headers;
 mod health;
 mod kserve;
@@ -34,13 +37,13 @@ mod pool;
 mod prefixes;
 mod prompt;
 mod reading;
+mod rights;
 mod routes;
 mod running;
 mod serve;
 mod servers;
 mod shared;
 mod stream;
-mod tls;
 mod transcript;
 mod upstreams;
 mod worker_url;

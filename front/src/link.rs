@@ -6,10 +6,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use skein_tls::ClientTls;
 use tokio::sync::Notify;
 
 use super::pool::Pool;
-use super::tls::Tls;
 use super::worker_url::WorkerUrl;
 
 /// A worker's address and connections, or a place for an address of a name.
@@ -46,7 +46,7 @@ impl fmt::Display for AddressPlaces {
 
 impl Link {
     /// A link that nobody has tried; `tls` for an `https` URL.
-    pub fn new(url: &WorkerUrl, tls: Option<&Tls>) -> Self {
+    pub fn new(url: &WorkerUrl, tls: Option<&ClientTls>) -> Self {
         Self {
             url: url.clone(),
             pool: Pool::new(url.clone(), tls.cloned()),

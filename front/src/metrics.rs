@@ -6,8 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use skein_node::metrics::{
     Format, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, buckets,
 };
-use skein_router::metrics::{Outcome, Refusals};
+use skein_router::metrics::{Outcome, Refusals, TenantMetrics};
 use skein_router::refusal::Refusal;
+use skein_router::tenants::KeysFile;
 
 use super::link::Link;
 use super::servers::{Health, WorkerState};
@@ -27,13 +28,15 @@ pub(super) struct UpstreamMetrics {
     known: IntGauge,
     ready: IntGauge,
     of_worker: [IntGaugeVec; 4],
+    /// If there is a keys file. Tokens are the workers' to count.
+    tenants: Option<TenantMetrics>,
     /// Held while gauges are set and read: two scrapes at once would mix.
     scrape: Mutex<()>,
 }
 
 impl UpstreamMetrics {
     /// All metrics, at zero.
-    pub fn new() -> Self {
+    pub fn new(keys: Option<KeysFile>) -> Self {
         let r = Registry::new(&[]);
         r.process();
         let each = |name: &str, help: &str| r.gauges(name, help, &["worker"]);
@@ -81,6 +84,7 @@ impl UpstreamMetrics {
                 ),
                 each("skein_worker_breaker_open", "Whether a worker's breaker is open: 1 or 0."),
             ],
+            tenants: TenantMetrics::new(&r, keys, None),
             scrape: Mutex::new(()),
             registry: r,
         }
@@ -89,6 +93,11 @@ impl UpstreamMetrics {
     /// Counts a request that was refused before it began.
     pub fn refused(&self, refusal: &Refusal) {
         self.refused.count(refusal);
+    }
+
+    /// Those of tenants.
+    pub fn tenants(&self) -> Option<&TenantMetrics> {
+        self.tenants.as_ref()
     }
 
     /// Counts an answer to a request of the route `handler`.
@@ -122,6 +131,7 @@ impl UpstreamMetrics {
                 gauges.with_label_values(&[&*link.name()]).set(value);
             }
         }
+        self.tenants.iter().for_each(TenantMetrics::update);
         self.registry.encode(format)
     }
 }

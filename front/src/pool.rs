@@ -16,14 +16,13 @@ use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use skein_node::clock::{self, Timestamp};
+use skein_tls::{ClientStream, ClientTls};
 use tokio::io::DuplexStream;
 use tokio::net::TcpStream;
-use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
 use super::WorkerUrl;
 use super::kserve::Kserve;
-use super::tls::Tls;
 
 /// Time for a connection to a worker.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -100,7 +99,7 @@ impl Connection {
 }
 
 /// A socket, with or without TLS, or a pipe to what speaks for a KServe server.
-type Wire = Either<TcpStream, Either<Box<TlsStream<TcpStream>>, DuplexStream>>;
+type Wire = Either<TcpStream, Either<Box<ClientStream>, DuplexStream>>;
 
 /// The response to a request, or why there is none.
 pub type Sent = Result<Response<Incoming>, TrySendError<Request<Full<Bytes>>>>;
@@ -109,7 +108,7 @@ pub type Sent = Result<Response<Incoming>, TrySendError<Request<Full<Bytes>>>>;
 pub struct Pool {
     url: WorkerUrl,
     kserve: Option<Arc<Kserve>>,
-    tls: Option<Tls>,
+    tls: Option<ClientTls>,
     /// Address to connect to instead of those of the URL's host.
     address: Mutex<Option<SocketAddr>>,
     idle: Mutex<VecDeque<(Connection, Timestamp)>>,
@@ -117,7 +116,7 @@ pub struct Pool {
 
 impl Pool {
     /// An empty pool; `tls` is for URLs that ask for it.
-    pub fn new(url: WorkerUrl, tls: Option<Tls>) -> Self {
+    pub fn new(url: WorkerUrl, tls: Option<ClientTls>) -> Self {
         let kserve = url.is_kserve().then(|| Kserve::new(&url.authority())).flatten();
         let tls = tls.filter(|_| url.is_tls());
         Self { url, kserve, tls, address: Mutex::default(), idle: Mutex::default() }
@@ -172,7 +171,7 @@ impl Pool {
         // If the socket refuses the option, use it anyway.
         let _ = stream.set_nodelay(true);
         let Some(tls) = &self.tls else { return Ok(Either::Left(stream)) };
-        let stream = tls.connect(self.url.endpoint().0, stream).await?;
+        let stream = tls.connect(self.url.endpoint().0, stream).await.map_err(|error| error.to_string())?;
         Ok(Either::Right(Either::Left(Box::new(stream))))
     }
 

@@ -52,6 +52,8 @@ pub struct Prompt {
     pub output_tokens: u32,
     /// Number of samples that it asks for.
     pub samples: u32,
+    /// The `priority`, if it is a whole number.
+    pub priority: Option<i64>,
 }
 
 /// Fields of the APIs of OpenAI, Anthropic, TGI and llama.cpp, as they stand in the body.
@@ -70,6 +72,7 @@ struct Fields<'a> {
     max_tokens: Option<&'a RawValue>,
     max_completion_tokens: Option<&'a RawValue>,
     n: Option<&'a RawValue>,
+    priority: Option<&'a RawValue>,
 }
 
 impl Prompt {
@@ -92,6 +95,7 @@ impl Prompt {
             output_tokens: output
                 .map_or(EXPECTED_OUTPUT_TOKENS, |most| u32::try_from(most).unwrap_or(u32::MAX)),
             samples: number(fields.n).unwrap_or(1).clamp(1, MAX_SAMPLES) as u32,
+            priority: fields.priority.and_then(|priority| priority.get().parse().ok()),
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use skein_node::clock::{self, Timestamp};
 use skein_router::metrics::Outcome;
+use skein_router::tenants::Charge;
 
 use super::shared::Shared;
 
@@ -16,12 +17,23 @@ pub(super) struct Running {
     first_byte: Option<Timestamp>,
     moves: u32,
     ended: bool,
+    /// Its share of the limits of its key.
+    charge: Charge,
 }
 
 impl Running {
     /// A request that has begun.
-    pub fn new(shared: Arc<Shared>, path: &'static str, arrived: Timestamp) -> Self {
-        Self { shared, arrived, path, worker: String::new(), first_byte: None, moves: 0, ended: false }
+    pub fn new(shared: Arc<Shared>, path: &'static str, arrived: Timestamp, charge: Charge) -> Self {
+        Self {
+            shared,
+            arrived,
+            path,
+            worker: String::new(),
+            first_byte: None,
+            moves: 0,
+            ended: false,
+            charge,
+        }
     }
 
     /// It is at this worker.
@@ -68,7 +80,15 @@ impl Running {
         metrics.latency.observe(total.as_secs_f64());
         metrics.moves.inc_by(self.moves.into());
         metrics.moved.inc_by((self.moves > 0).into());
+        let key = self.charge.key().cloned();
+        if let (Some(tenants), Some(key)) = (metrics.tenants(), &key) {
+            tenants.answered(key, outcome);
+        }
+        // What the workers computed is not known here, so the estimate stands.
+        self.charge.settle(self.charge.tokens(), clock::now());
         tracing::info!(
+            tenant = key.as_ref().map(|key| &*key.tenant),
+            key = key.as_ref().map(|key| &*key.id),
             path = self.path,
             outcome,
             worker = self.worker,

@@ -8,14 +8,19 @@ use futures::future::BoxFuture;
 use http::header::ACCEPT;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
-use serde_json::json;
+use serde_json::{Value, json};
+use skein_choice::policy::EXPECTED_OUTPUT_TOKENS;
 use skein_node::clock;
 use skein_node::metrics::Format;
 use skein_router::api::http::body::{check_content_length, read_body};
 use skein_router::api::http::cors;
+use skein_router::api::http::rate_limits;
 use skein_router::api::http::receipts::{self, RECEIPT};
 use skein_router::refusal::Refusal;
+use skein_router::request::tenant::Tenant;
+use skein_router::tenants::{Charge, KeysFile};
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tower::{Layer, ServiceExt, service_fn};
 use uuid::Uuid;
 
@@ -24,6 +29,7 @@ use super::body::AnswerBody;
 use super::forward::forward;
 use super::headers::to_worker;
 use super::prompt::Prompt;
+use super::rights;
 use super::routes::{Call, Route, resumes};
 use super::running::Running;
 use super::servers::Unavailable;
@@ -40,12 +46,14 @@ const WELCOME: &str =
 /// still running after the shutdown timeout end with an error.
 ///
 /// # Errors
-/// None yet.
+/// If the port for metrics cannot be used.
 pub async fn serve(
     listener: TcpListener,
     upstreams: Upstreams,
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
+    // Served until the drain has ended.
+    let _metrics = metrics_port(&upstreams.0).await?;
     serve_boxed(listener, upstreams, Box::pin(shutdown)).await;
     Ok(())
 }
@@ -58,8 +66,8 @@ fn serve_boxed(
     shutdown: BoxFuture<'_, ()>,
 ) -> BoxFuture<'_, ()> {
     let shared = upstreams.0;
-    let idle_timeout = shared.config.router.idle_timeout;
-    let draining = shared.clone();
+    let (limits, tls) = (shared.config.router.connection_limits(), shared.config.router.tls.clone());
+    let (draining, keys) = (shared.clone(), shared.config.router.keys_file.clone());
     let drained = async move {
         shutdown.await;
         tracing::info!(running = draining.drain.running(), "draining");
@@ -79,7 +87,37 @@ fn serve_boxed(
             }
         }
     };
-    skein_router::serve::accept_until(listener, service, idle_timeout, drained).boxed()
+    async move {
+        let _watch = keys.as_ref().map(KeysFile::watch);
+        skein_router::serve::accept_until(listener, tls, service, limits, drained).await;
+    }
+    .boxed()
+}
+
+/// The port of its own for metrics and health, if there is one.
+async fn metrics_port(shared: &Arc<Shared>) -> io::Result<JoinSet<()>> {
+    let at = shared.config.router.metrics;
+    let shared = shared.clone();
+    skein_router::metrics_port::open(at, move |request: Request<Incoming>| {
+        let shared = shared.clone();
+        async move {
+            if request.method() == Method::GET && request.uri().path() == "/metrics" {
+                return scrape(&shared, &request);
+            }
+            health(&shared, request.method(), request.uri().path())
+                .unwrap_or_else(|| whole(StatusCode::NOT_FOUND, TEXT, "/metrics, /livez, /readyz\n".into()))
+        }
+    })
+    .await
+}
+
+/// Answers of the paths for health.
+fn health(shared: &Shared, method: &Method, path: &str) -> Option<Response<AnswerBody>> {
+    match (method, path) {
+        (&Method::GET, "/livez") => Some(ok()),
+        (&Method::GET, "/health" | "/ready" | "/readyz") => Some(ready(shared)),
+        _ => None,
+    }
 }
 
 async fn respond(shared: Arc<Shared>, request: Request<Incoming>) -> Response<AnswerBody> {
@@ -91,17 +129,11 @@ async fn respond(shared: Arc<Shared>, request: Request<Incoming>) -> Response<An
         (&Method::GET, "/") => ("/", whole(StatusCode::OK, TEXT, WELCOME.into())),
         (&Method::GET, "/livez") => ("/livez", ok()),
         (&Method::GET, "/health" | "/ready" | "/readyz") => ("/health", ready(&shared)),
-        (&Method::GET, "/metrics") => ("/metrics", scrape(&shared, &request)),
-        (_, _) if shared.keys.admit(request.headers()).is_none() => ("none", refused(&no_key(&request))),
-        (&Method::GET, "/version") => {
-            ("/version", json_body(StatusCode::OK, &json!({"version": env!("CARGO_PKG_VERSION")})))
+        (&Method::GET, "/metrics") if shared.config.router.metrics.is_none() => {
+            ("/metrics", scrape(&shared, &request))
         }
-        (&Method::GET, "/v1/models" | "/v1/models/") => ("/v1/models", models(&shared)),
-        (&Method::GET, path) if path.starts_with("/v1/models/") => {
-            ("/v1/models/{*id}", model(&shared, &path["/v1/models/".len()..]))
-        }
-        (method, path) => match Route::of(method, path) {
-            Ok(route) => (route.path, generate(shared.clone(), route, path, request).await),
+        _ => match shared.keys.admit(request.headers()) {
+            Ok(admitted) => guarded(&shared, &method, &path, admitted.tenant, request).await,
             Err(refusal) => ("none", refused(&refusal)),
         },
     };
@@ -114,9 +146,27 @@ async fn respond(shared: Arc<Shared>, request: Request<Incoming>) -> Response<An
     response
 }
 
-fn no_key(request: &Request<Incoming>) -> Refusal {
-    let sent = ["authorization", "x-api-key"].iter().any(|name| request.headers().contains_key(*name));
-    if sent { Refusal::Unauthorized } else { Refusal::MissingKey }
+/// Answers a request with a valid key, and names its route.
+async fn guarded(
+    shared: &Arc<Shared>,
+    method: &Method,
+    path: &str,
+    tenant: Tenant,
+    request: Request<Incoming>,
+) -> (&'static str, Response<AnswerBody>) {
+    match (method, path) {
+        (&Method::GET, "/version") => {
+            ("/version", json_body(StatusCode::OK, &json!({"version": env!("CARGO_PKG_VERSION")})))
+        }
+        (&Method::GET, "/v1/models" | "/v1/models/") => ("/v1/models", models(shared, &tenant)),
+        (&Method::GET, path) if path.starts_with("/v1/models/") => {
+            ("/v1/models/{*id}", model(shared, &tenant, &path["/v1/models/".len()..]))
+        }
+        (method, path) => match Route::of(method, path) {
+            Ok(route) => (route.path, generate(shared.clone(), route, path, tenant, request).await),
+            Err(refusal) => ("none", refused(&refusal)),
+        },
+    }
 }
 
 fn ok() -> Response<AnswerBody> {
@@ -139,13 +189,19 @@ fn scrape(shared: &Shared, request: &Request<Incoming>) -> Response<AnswerBody> 
     whole(StatusCode::OK, kind, text)
 }
 
-fn models(shared: &Shared) -> Response<AnswerBody> {
-    json_body(StatusCode::OK, &json!({"object": "list", "data": shared.servers(|servers| servers.models())}))
+/// The models that `tenant` may use.
+fn usable(shared: &Shared, tenant: &Tenant) -> Vec<Value> {
+    let mut models = shared.servers(|servers| servers.models());
+    models.retain(|model| model["id"].as_str().is_some_and(|id| tenant.may_use(id)));
+    models
 }
 
-fn model(shared: &Shared, id: &str) -> Response<AnswerBody> {
-    let models = shared.servers(|servers| servers.models());
-    match models.into_iter().find(|model| model["id"] == id) {
+fn models(shared: &Shared, tenant: &Tenant) -> Response<AnswerBody> {
+    json_body(StatusCode::OK, &json!({"object": "list", "data": usable(shared, tenant)}))
+}
+
+fn model(shared: &Shared, tenant: &Tenant, id: &str) -> Response<AnswerBody> {
+    match usable(shared, tenant).into_iter().find(|model| model["id"] == id) {
         Some(model) => json_body(StatusCode::OK, &model),
         None => {
             let shown: String = id.chars().take(200).collect();
@@ -159,13 +215,15 @@ async fn generate(
     shared: Arc<Shared>,
     route: Route,
     path: &str,
+    tenant: Tenant,
     request: Request<Incoming>,
 ) -> Response<AnswerBody> {
     let given = request.headers().get(X_REQUEST_ID).cloned();
     let id = given.or_else(|| HeaderValue::from_str(&Uuid::now_v7().to_string()).ok());
-    let mut response = match accept(&shared, route, path, request, id.as_ref()).await {
-        Ok(call) => {
-            let running = Running::new(shared.clone(), route.path, call.arrived);
+    let key = tenant.key().cloned();
+    let mut response = match accept(&shared, route, path, &tenant, request, id.as_ref()).await {
+        Ok((call, charge)) => {
+            let running = Running::new(shared.clone(), route.path, call.arrived, charge);
             let receipts = call.receipts.clone();
             let mut response = forward(shared, Arc::new(call), running).await;
             if let Some(value) = receipts.as_ref().and_then(receipts::header) {
@@ -179,6 +237,13 @@ async fn generate(
             refused(&refusal)
         }
     };
+    if let Some(key) = key {
+        rate_limits::add(
+            response.headers_mut(),
+            &key.quotas(clock::now()),
+            route.path.contains("/v1/messages"),
+        );
+    }
     if let Some(id) = id {
         response.headers_mut().entry(X_REQUEST_ID).or_insert(id);
     }
@@ -189,9 +254,10 @@ async fn accept(
     shared: &Shared,
     route: Route,
     path: &str,
+    tenant: &Tenant,
     request: Request<Incoming>,
     id: Option<&HeaderValue>,
-) -> Result<Call, Refusal> {
+) -> Result<(Call, Charge), Refusal> {
     let (arrived, config) = (clock::now(), &shared.config.router);
     let lease = shared.drain.enter()?;
     let most = config.admission.max_num_queued_reqs as usize;
@@ -204,13 +270,19 @@ async fn accept(
     let receipts = receipts::asked(&head.headers);
     check_content_length(&head.headers, config.limits.body_bytes)?;
     let body = read_body(body, config.limits.body_bytes).await?;
-    let mut headers =
-        to_worker(head.headers, !config.api_keys.is_empty(), shared.config.authorization.as_ref());
+    let mut headers = to_worker(head.headers, config.has_keys(), shared.config.authorization.as_ref());
     if let Some(id) = id {
         headers.insert(X_REQUEST_ID, id.clone());
     }
     let target = head.uri.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
     let prompt = Prompt::read(&body, shared.seed);
+    rights::check(tenant, &prompt)?;
+    let expected = u64::from(prompt.samples) * u64::from(prompt.output_tokens.min(EXPECTED_OUTPUT_TOKENS));
+    let charge = Charge::estimated(tenant.key(), u64::from(prompt.tokens) + expected, arrived);
+    let charge = charge.inspect_err(|_| {
+        shared.metrics.tenants().zip(tenant.key()).inspect(|(tenants, key)| tenants.limited(key));
+    })?;
     let timeout = config.limits.request_timeout;
-    Ok(Call { route, target, headers, body, prompt, resumes, arrived, timeout, receipts, lease })
+    let call = Call { route, target, headers, body, prompt, resumes, arrived, timeout, receipts, lease };
+    Ok((call, charge))
 }

@@ -47,9 +47,9 @@ impl Shared {
     /// The state of a process with these workers, before any request.
     pub fn new(config: UpstreamConfig, links: Vec<Link>, servers: Servers) -> Self {
         Self {
-            keys: ApiKeys::new(&config.router.api_keys, config.router.admin_api_key.as_deref()),
+            keys: ApiKeys::of(&config.router),
             drain: Drain::default(),
-            metrics: UpstreamMetrics::new(),
+            metrics: UpstreamMetrics::new(config.router.keys_file.clone()),
             seed: random::seed(),
             core: Mutex::new(Core { servers, rng: StdRng::seed_from_u64(random::seed()) }),
             links,

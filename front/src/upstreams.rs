@@ -5,14 +5,14 @@ use std::sync::Arc;
 use skein_node::discovery::Change;
 use skein_node::discovery::dns::{self, DnsName};
 use skein_node::random;
+use skein_tls::ClientTls;
 use tokio::sync::mpsc;
 
-use super::config::UpstreamConfig;
+use super::config::{HTTP_1, UpstreamConfig};
 use super::link::{AddressPlaces, Link};
 use super::names::MAX_ADDRESSES;
 use super::servers::Servers;
 use super::shared::{Shared, WAIT, name_hash};
-use super::tls::Tls;
 use super::worker_url::WorkerUrl;
 use super::{health, names};
 
@@ -32,7 +32,7 @@ impl Upstreams {
         addresses: impl Fn(DnsName) -> mpsc::Receiver<Change>,
     ) -> Self {
         if config.workers.iter().any(WorkerUrl::is_tls) {
-            config.tls.get_or_insert_with(Tls::of_system);
+            config.tls.get_or_insert_with(|| ClientTls::of_system().offering(HTTP_1));
         }
         let (mut links, mut named) = (Vec::new(), Vec::new());
         for url in &config.workers {

@@ -153,7 +153,7 @@ pub async fn wait_after(attempt: u32, retry_after: Option<Duration>, why: &str) 
     tokio::time::sleep(wait).await;
 }
 
-fn parse_listing(body: &[u8]) -> Result<Listing, String> {
+pub(crate) fn parse_listing(body: &[u8]) -> Result<Listing, String> {
     let body: Value =
         serde_json::from_slice(body).map_err(|error| format!("the response is not JSON: {error}"))?;
     let commit =

@@ -13,7 +13,7 @@ use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::proxy::matcher::Matcher;
 use hyper_util::rt::TokioIo;
-use rustls::{ClientConfig, RootCertStore};
+use skein_tls::ClientTls;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tower::{Service, ServiceExt};
@@ -32,24 +32,10 @@ pub fn connector() -> Connector {
     plain.enforce_http(false);
     plain.set_connect_timeout(Some(CONNECT_WITHIN));
     plain.set_nodelay(true);
-    HttpsConnector::from((Proxied { plain, proxies: Arc::new(Matcher::from_env()) }, Arc::new(tls())))
-}
-
-/// The system's roots, or Mozilla's if there are none, as in an empty container.
-fn tls() -> ClientConfig {
-    let mut roots = RootCertStore::empty();
-    let found = rustls_native_certs::load_native_certs();
-    for error in found.errors {
-        tracing::debug!(%error, "a certificate of the system cannot be read");
-    }
-    roots.add_parsable_certificates(found.certs);
-    if roots.is_empty() {
-        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let versions = versions.unwrap_or_else(|error| unreachable!("ring has every default version: {error}"));
-    versions.with_root_certificates(roots).with_no_client_auth()
+    HttpsConnector::from((
+        Proxied { plain, proxies: Arc::new(Matcher::from_env()) },
+        ClientTls::of_system().current(),
+    ))
 }
 
 /// Connects directly or through a proxy.

@@ -13,6 +13,9 @@ pub mod environment;
 pub mod error;
 mod fetch;
 mod files;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod lock;
 pub mod name;
 mod partial;

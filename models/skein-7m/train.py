@@ -52,6 +52,36 @@ CHAT_TEMPLATE = (
     "    {{- '<|assistant|>' -}}\n"
     "{%- endif -%}\n"
 )
+# For chats with tools, added after the training: the model has never seen one. A grammar writes its calls.
+TOOL_TEMPLATE = (
+    "{{- bos_token + '<|system|>' -}}\n"
+    "{%- if messages[0]['role'] == 'system' -%}\n"
+    "    {{- messages[0]['content'] | trim + '\\n\\n' -}}\n"
+    "{%- endif -%}\n"
+    "{{- 'Functions that can be called:' -}}\n"
+    "{%- for tool in tools -%}\n"
+    "    {{- '\\n' + tool['function'] | tojson -}}\n"
+    "{%- endfor -%}\n"
+    "{{- '<|end|>' -}}\n"
+    "{%- for message in messages -%}\n"
+    "    {%- if message['role'] == 'tool' -%}\n"
+    "        {{- '<|user|><tool_response>\\n' + message['content'] | trim + '\\n</tool_response><|end|>' -}}\n"
+    "    {%- elif message['role'] == 'assistant' -%}\n"
+    "        {{- '<|assistant|>' + (message['content'] or '') | trim -}}\n"
+    "        {%- for call in message['tool_calls'] or [] -%}\n"
+    "            {{- '<tool_call>\\n' + {'name': call['function']['name'], 'arguments': call['function']['arguments']} | tojson + '\\n</tool_call>' -}}\n"
+    "        {%- endfor -%}\n"
+    "        {{- '<|end|>' -}}\n"
+    "    {%- elif message['role'] == 'user' -%}\n"
+    "        {{- '<|user|>' + message['content'] | trim + '<|end|>' -}}\n"
+    "    {%- elif message['role'] != 'system' or not loop.first -%}\n"
+    "        {{- raise_exception('skein-7m knows the roles system (first), user, assistant and tool, not ' + message['role']) -}}\n"
+    "    {%- endif -%}\n"
+    "{%- endfor -%}\n"
+    "{%- if add_generation_prompt -%}\n"
+    "    {{- '<|assistant|>' -}}\n"
+    "{%- endif -%}\n"
+)
 
 
 def train_tokenizer(texts) -> Tokenizer:
@@ -180,7 +210,8 @@ def export(model, tokenizer, out: pathlib.Path, dtype=torch.bfloat16):
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_POSITIONS, "bos_token": SPECIAL[BOS],
         "eos_token": SPECIAL[EOS], "pad_token": SPECIAL[PAD], "additional_special_tokens": SPECIAL[3:],
-        "clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False, "chat_template": [
+            {"name": "default", "template": CHAT_TEMPLATE}, {"name": "tool_use", "template": TOOL_TEMPLATE}],
         "added_tokens_decoder": {str(i): special | {"content": s} for i, s in enumerate(SPECIAL)},
     }
     tensors = {name: t.detach().to(dtype).contiguous() for name, t in model.state_dict().items() if name != "lm_head.weight"}

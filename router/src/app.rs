@@ -20,8 +20,10 @@ use crate::generator::{Adapters, FleetView, Generator};
 use crate::links::picks::{Endpoints, Picked};
 use crate::metrics::{Metered, Metrics};
 use crate::refusal::Refusal;
+use crate::request::tenant::Tenant;
 use crate::request::{AdapterRef, Draft, Prompt, TokenRequest};
 use crate::swap::ModelSwaps;
+use crate::tenants::Charge;
 use crate::text::text_stream::{TextOptions, TextStream};
 use crate::text::work::TextWork;
 use crate::validate::{Offer, check_model, validate};
@@ -73,7 +75,7 @@ impl App {
     where
         C: Generator + FleetView + Adapters,
     {
-        let metrics = Arc::new(Metrics::new(&text.name()));
+        let metrics = Arc::new(Metrics::of_router(&text.name(), &config));
         Self(Arc::new(Parts {
             text,
             generator: Arc::new(Metered::new(cluster.clone(), metrics.clone())),
@@ -118,15 +120,23 @@ impl App {
     /// Validates `draft`, tokenises it and picks an endpoint for it, without starting it.
     pub async fn pick(&self, draft: Draft, from: &Endpoints) -> Result<Picked, Refusal> {
         let (_lease, request, _) = self.prepared(draft).await?;
-        self.fleet.pick(&request, from)
+        let mut charge = Charge::begin(&request, clock::now())?;
+        let picked = self.fleet.pick(&request, from)?;
+        // The answer does not pass here, so the estimate stands.
+        let tokens = charge.tokens();
+        charge.settle(tokens, clock::now());
+        Ok(picked)
     }
 
     /// Picks an endpoint for a request of unknown content.
-    pub fn pick_by_load(&self, from: &Endpoints) -> Result<Picked, Refusal> {
+    pub fn pick_by_load(&self, tenant: Tenant, from: &Endpoints) -> Result<Picked, Refusal> {
         let _lease = self.drain.enter()?;
         let sampling = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
         let unknown = TokenRequest::new(String::new(), self.text.name(), [0], sampling);
-        self.fleet.pick(&unknown, from)
+        let mut charge = Charge::estimated(tenant.key(), 0, clock::now())?;
+        let picked = self.fleet.pick(&TokenRequest { tenant, ..unknown }, from)?;
+        charge.settle(0, clock::now());
+        Ok(picked)
     }
 
     async fn prepared(&self, draft: Draft) -> Result<(Lease, TokenRequest, TextOptions), Refusal> {
@@ -155,14 +165,22 @@ impl App {
     /// The adapter that `model` names; `None` if it is the model alone, as without a name.
     ///
     /// # Errors
-    /// If no model or adapter has this name.
-    pub fn check_model(&self, model: Option<&str>) -> Result<Option<AdapterRef>, Refusal> {
-        check_model(model, &self.text, &self.adapters.known())
+    /// If no model or adapter has this name, or the tenant's key may not use it.
+    pub fn check_model(&self, model: Option<&str>, tenant: &Tenant) -> Result<Option<AdapterRef>, Refusal> {
+        check_model(model, &self.text, &self.adapters.known(), tenant)
+    }
+
+    /// Names that requests of `tenant` may use: those of the model, and of its adapters (`true`).
+    pub fn names(&self, tenant: &Tenant) -> Vec<(Arc<str>, bool)> {
+        let known = self.adapters.known();
+        let model = self.text.served_names.iter().map(|name| (name.clone(), false));
+        let all = model.chain(known.by_name.keys().map(|name| (name.clone(), true)));
+        all.filter(|(name, _)| tenant.may_use(name)).collect()
     }
 
     /// Name that answers show for a request that names `model`.
     pub fn shown_model(&self, model: Option<&str>) -> Arc<str> {
-        let adapter = self.check_model(model).ok().flatten();
+        let adapter = self.check_model(model, &Tenant::default()).ok().flatten();
         adapter.map_or_else(|| self.text.name(), |adapter| adapter.name)
     }
 

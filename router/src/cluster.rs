@@ -71,7 +71,7 @@ impl Cluster {
     /// Starts to follow `changes`. `model_name`, the first served name, is what workers must serve. Must be
     /// called within a tokio runtime.
     pub fn start(config: &RouterConfig, changes: mpsc::Receiver<Change>, model_name: &str) -> Self {
-        Self::start_with(config, changes, model_name, Tuning::default(), Arc::new(Grpc))
+        Self::start_with(config, changes, model_name, Tuning::default(), Arc::new(Grpc::default()))
     }
 
     /// [`Cluster::start`] with a seed and another transport, for tests.

@@ -5,12 +5,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use skein_choice::policy::Policy;
+use skein_node::supervisor::Secret;
 use skein_text::sources::TextSources;
+use skein_tls::PortTls;
+
+use crate::tenants::KeysFile;
+use crate::tenants::usage_log::UsageLog;
+
+use crate::limits::{ConnectionLimits, MAX_CONNECTIONS};
 
 /// Effective settings of one router process.
 #[derive(Debug, Clone)]
 pub struct RouterConfig {
-    /// Address of HTTP and gRPC, one port for both (HTTP/1.1 and h2c).
+    /// Address of HTTP and gRPC, one port for both (HTTP/1.1 and HTTP/2).
     pub listen: SocketAddr,
     /// Hugging Face directory with tokenizer.json, chat template and generation_config.json.
     pub model: PathBuf,
@@ -20,11 +27,21 @@ pub struct RouterConfig {
     pub served_model_names: Vec<String>,
     /// A path below which the API is served too, for a proxy that passes it on; empty = none.
     pub root_path: String,
+    /// A port of its own for metrics and health, in plain HTTP without keys; `None` = both are on `listen`.
+    pub metrics: Option<SocketAddr>,
+    /// TLS of that port.
+    pub tls: PortTls,
+    /// Secret of the cluster, by which gateways are known; `None` = there is none.
+    pub cluster_secret: Option<Secret>,
     /// Keys that open the API; an empty list opens it to all.
     pub api_keys: Vec<String>,
     /// Key that also opens what changes the server for all clients. Without one, only a server without keys
     /// lets clients do this.
     pub admin_api_key: Option<String>,
+    /// Keys of a file, which also open the API, each to what its entry allows.
+    pub keys_file: Option<KeysFile>,
+    /// Takes a line for each request.
+    pub usage_log: Option<UsageLog>,
     /// Bounds on all requests together.
     pub admission: AdmissionConfig,
     /// Bounds on what one client may send.
@@ -52,6 +69,10 @@ pub struct RouterConfig {
     pub migration_limit: u32,
     /// How long a connection without a request stays open.
     pub idle_timeout: Duration,
+    /// Most connections of clients at once.
+    pub max_connections: usize,
+    /// Most connections of one client's address; `None` = no limit.
+    pub max_connections_per_ip: Option<usize>,
     /// How long a shutdown waits for running streams before it ends them with an error.
     pub shutdown_timeout: Duration,
     /// When a worker counts as lost, and how its streams recover.
@@ -83,8 +104,13 @@ impl RouterConfig {
             served_model_names: served_model_names.into_iter().map(Into::into).collect(),
             text: TextSources::default(),
             root_path: String::new(),
+            metrics: None,
+            tls: PortTls::default(),
+            cluster_secret: None,
             api_keys: Vec::new(),
             admin_api_key: None,
+            keys_file: None,
+            usage_log: None,
             admission: AdmissionConfig::default(),
             limits: RequestLimits::default(),
             refuse_unknown_fields: false,
@@ -98,9 +124,28 @@ impl RouterConfig {
             policy: Policy::default(),
             migration_limit: MIGRATION_LIMIT,
             idle_timeout: IDLE_TIMEOUT,
+            max_connections: MAX_CONNECTIONS,
+            max_connections_per_ip: None,
             shutdown_timeout: SHUTDOWN_TIMEOUT,
             recovery: RecoveryConfig::default(),
         }
+    }
+
+    /// Bounds on the connections of the port, within the descriptors that this process may have.
+    pub fn connection_limits(&self) -> ConnectionLimits {
+        let limits = ConnectionLimits {
+            total: self.max_connections,
+            per_address: self.max_connections_per_ip,
+            idle_timeout: self.idle_timeout,
+        };
+        limits.within(skein_sys::descriptors::limit().unwrap_or(u64::MAX))
+    }
+}
+
+impl RouterConfig {
+    /// Whether clients need a key.
+    pub fn has_keys(&self) -> bool {
+        !self.api_keys.is_empty() || self.keys_file.is_some()
     }
 }
 

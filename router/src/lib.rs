@@ -5,8 +5,9 @@
 //! `text` streams tokens back as text. `admission` bounds what runs at once, the crate `skein_choice` chooses
 //! among the workers, purely; `links` connect to them. `dispatch` opens a stream on one of them and resumes
 //! it on another if that worker is lost; `cluster` ties these together behind the traits of `generator`.
-//! `batch` runs files of requests. `metrics` counts and times requests. This crate does not use the worker's
-//! code, nor does it know the crate `skein_front`, which borrows what all HTTP shares.
+//! `batch` runs files of requests. `tenants` holds the keys of a file and what each may do. `metrics` counts
+//! and times requests. This crate does not use the worker's code, nor does it know the crate `skein_front`,
+//! which borrows what all HTTP shares.
 
 pub mod admission;
 pub mod api;
@@ -16,15 +17,21 @@ pub mod cluster;
 pub mod config;
 pub mod dispatch;
 pub mod drain;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod generator;
+pub mod limits;
 pub mod links;
 pub mod metrics;
+pub mod metrics_port;
 pub mod refusal;
 pub mod request;
 mod request_lines;
 pub mod serve;
 pub mod swap;
-#[cfg(test)]
+pub mod tenants;
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod testing;
 pub mod text;
 pub mod validate;

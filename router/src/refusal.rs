@@ -57,11 +57,11 @@ pub enum Refusal {
         output: u32,
     },
     /// No served model has this name.
-    #[error("The model `{asked}` does not exist; this server has `{served}`.")]
+    #[error("The model `{asked}` does not exist; this server has {served}.")]
     ModelNotFound {
         /// The name in the request.
         asked: String,
-        /// The name that answers show.
+        /// The names that there are.
         served: Arc<str>,
     },
     /// The path does not exist.
@@ -93,6 +93,19 @@ pub enum Refusal {
     /// The API key is not enough for this.
     #[error("{0}")]
     Forbidden(String),
+    /// The API key was valid until some time ago.
+    #[error("This API key has expired; ask the operator of this server for another.")]
+    KeyExpired,
+    /// A limit of the key or of its tenant.
+    #[error("{message}")]
+    RateLimited {
+        /// What is limited: `requests` or `tokens`.
+        kind: &'static str,
+        /// Whose limit, the limit, when to retry.
+        message: String,
+        /// When to retry.
+        retry_after: Duration,
+    },
     /// Something that excludes this is under way.
     #[error("{0}")]
     Conflict(String),
@@ -237,7 +250,7 @@ impl Refusal {
                 shape(415, "invalid_request_error", Some("unsupported_media_type"))
             }
             Self::TooLarge { .. } => shape(413, "invalid_request_error", Some("request_too_large")),
-            Self::MissingKey | Self::Unauthorized => {
+            Self::MissingKey | Self::Unauthorized | Self::KeyExpired => {
                 shape(401, "invalid_request_error", Some("invalid_api_key"))
             }
             Self::Forbidden(_) => shape(403, "permission_error", Some("admin_key_required")),
@@ -245,6 +258,7 @@ impl Refusal {
             Self::Conflict(_) => shape(409, "invalid_request_error", Some("conflict")),
             Self::NotContinued => shape(409, "invalid_request_error", Some("not_continued")),
             Self::VersionGone => shape(409, "invalid_request_error", Some("model_version_gone")),
+            Self::RateLimited { kind, .. } => shape(429, kind, Some("rate_limit_exceeded")),
             Self::Overloaded { .. } => shape(429, "overloaded_error", Some("queue_full")),
             Self::NoReadyWorker { .. } => shape(503, "service_unavailable", Some("no_ready_worker")),
             Self::Draining => shape(503, "service_unavailable", Some("draining")),
@@ -275,9 +289,9 @@ impl Refusal {
     /// When to retry; `None` if retrying does not help.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Overloaded { retry_after, .. } | Self::NoReadyWorker { retry_after, .. } => {
-                Some(*retry_after)
-            }
+            Self::Overloaded { retry_after, .. }
+            | Self::NoReadyWorker { retry_after, .. }
+            | Self::RateLimited { retry_after, .. } => Some(*retry_after),
             Self::Draining => Some(Duration::from_secs(1)),
             _ => None,
         }
@@ -296,11 +310,13 @@ impl Refusal {
             | Self::TooLarge { .. } => tonic::Code::InvalidArgument,
             Self::ModelNotFound { .. } | Self::NotFound(_) => tonic::Code::NotFound,
             Self::MethodNotAllowed(_) => tonic::Code::Unimplemented,
-            Self::MissingKey | Self::Unauthorized => tonic::Code::Unauthenticated,
+            Self::MissingKey | Self::Unauthorized | Self::KeyExpired => tonic::Code::Unauthenticated,
             Self::Forbidden(_) => tonic::Code::PermissionDenied,
             Self::DuplicateId(_) => tonic::Code::AlreadyExists,
             Self::NotContinued | Self::VersionGone | Self::Conflict(_) => tonic::Code::FailedPrecondition,
-            Self::Overloaded { .. } | Self::NoRoom => tonic::Code::ResourceExhausted,
+            Self::Overloaded { .. } | Self::RateLimited { .. } | Self::NoRoom => {
+                tonic::Code::ResourceExhausted
+            }
             Self::NoReadyWorker { .. } | Self::Draining => tonic::Code::Unavailable,
             Self::DeadlineExceeded { .. } | Self::DeadlineTooShort { .. } => tonic::Code::DeadlineExceeded,
             Self::WorkersLost { .. } | Self::NotResumed(_) | Self::Internal => tonic::Code::Internal,

@@ -1,5 +1,5 @@
-//! HTTP and gRPC on one port: HTTP/1.1 and HTTP/2 without TLS, distinguished by their first bytes. Every wait
-//! and every size that a client controls has a bound here or in `config`.
+//! HTTP and gRPC on one port: HTTP/1.1 and HTTP/2, distinguished by their first bytes, with or without TLS.
+//! Every wait and every size that a client controls has a bound here or in `config`.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -16,18 +16,19 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use skein_node::trace::PROCESS;
+use skein_tls::{Accepted, PortTls};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::{Instrument, info_span};
 
+use crate::api::http::nodes::{Node, NodeCheck};
 use crate::api::{self, grpc};
 use crate::app::App;
+use crate::limits::{ConnectionLimits, Place, Places};
+use crate::tenants::KeysFile;
 
-/// Most connections at once; further ones wait to be accepted.
-const MAX_CONNECTIONS: usize = 16_384;
 /// Time from connecting to the end of the first request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most header lines of one request.
@@ -36,6 +37,16 @@ const MAX_HEADERS: usize = 100;
 const MAX_HEADER_BYTES: u32 = 64 * 1024;
 /// Most requests at once on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 1024;
+/// Most streams of an HTTP/2 connection that its client has reset and we have not yet accepted; with more,
+/// the connection is closed (CVE-2023-44487).
+const MAX_PENDING_RESETS: usize = 20;
+/// Most streams of an HTTP/2 connection that we reset because of its client's errors; with more, it is
+/// closed.
+const MAX_ERROR_RESETS: usize = 1024;
+/// HTTP/2 flow control: most bytes of bodies in flight to us on a stream, and on a connection.
+const WINDOW_BYTES: u32 = 1 << 20;
+/// Most bytes of answers that wait on one HTTP/2 stream for its client to read.
+const MAX_UNSENT_BYTES: usize = 400 * 1024;
 /// How often a silent HTTP/2 peer is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// How long it may take to answer a ping.
@@ -69,11 +80,18 @@ fn serve_boxed<'a>(
 ) -> io::Result<BoxFuture<'a, ()>> {
     let guarded = grpc::guarded(&app).map_err(io::Error::other)?;
     let router = api::router(app.clone(), guarded, grpc::open(&app));
-    let service = move |request| {
-        let router = router.clone();
-        async move { router.oneshot(request).await.unwrap_or_else(|never| match never {}) }
+    let nodes = NodeCheck::of(&app.config);
+    let service = move |mut request: http::Request<Incoming>| {
+        let (router, refused) = (router.clone(), nodes.refusal(&mut request));
+        async move {
+            if let Some(refused) = refused {
+                return refused;
+            }
+            router.oneshot(request).await.unwrap_or_else(|never| match never {})
+        }
     };
-    let idle_timeout = app.config.idle_timeout;
+    let (limits, tls) = (app.config.connection_limits(), app.config.tls.clone());
+    let (keys, usage) = (app.config.keys_file.clone(), app.config.usage_log.clone());
     let drained = async move {
         shutdown.await;
         let running = app.drain.running();
@@ -83,22 +101,31 @@ fn serve_boxed<'a>(
         app.drain.drain(app.config.shutdown_timeout, || app.generator.leave()).instrument(drain).await;
         ending
     };
-    Ok(accept_until(listener, service, idle_timeout, drained).boxed())
+    let served = async move {
+        let _watch = keys.as_ref().map(KeysFile::watch);
+        accept_until(listener, tls, service, limits, drained).await;
+        // The requests that were cut have their lines, too.
+        if let Some(usage) = usage {
+            let _ = tokio::task::spawn_blocking(move || usage.flush()).await;
+        }
+    };
+    Ok(served.boxed())
 }
 
 /// Serves `service` on every connection until `drained` resolves, then closes the connections. An HTTP/1.1
-/// connection is closed `idle_timeout` after its last answer.
+/// connection is closed `limits.idle_timeout` after its last answer.
 pub async fn accept_until<F, B, D>(
     listener: TcpListener,
+    tls: PortTls,
     service: impl Fn(http::Request<Incoming>) -> F + Clone + Send + 'static,
-    idle_timeout: Duration,
+    limits: ConnectionLimits,
     drained: impl Future<Output = D>,
 ) where
     F: Future<Output = http::Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
-    let (closing, builder) = (CancellationToken::new(), protocol(idle_timeout));
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let (closing, builder) = (CancellationToken::new(), protocol(limits.idle_timeout));
+    let places = Places::new(&limits);
     let mut connections = JoinSet::new();
     tokio::pin!(drained);
     // What `drained` returns is kept until the connections are closed.
@@ -108,7 +135,8 @@ pub async fn accept_until<F, B, D>(
             ending = &mut drained => break ending,
             Some(_) = connections.join_next() => {}
             (place, stream) = accept(&listener, &places) => {
-                connections.spawn(connection(stream, builder.clone(), service.clone(), closing.clone(), place));
+                let served = Served { builder: builder.clone(), tls: tls.clone(), closing: closing.clone(), _place: place };
+                connections.spawn(served.connection(stream, service.clone()));
             }
         }
     };
@@ -120,15 +148,12 @@ pub async fn accept_until<F, B, D>(
     }
 }
 
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> (Option<OwnedSemaphorePermit>, TcpStream) {
-    // The semaphore is never closed.
-    let place = places.clone().acquire_owned().await.ok();
+async fn accept(listener: &TcpListener, places: &Places) -> (Place, TcpStream) {
+    let mut place = places.next().await;
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return (place, stream),
+            Ok((stream, peer)) if places.give(&mut place, peer.ip()) => return (place, stream),
+            Ok(_) => {} // closed
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -137,26 +162,59 @@ async fn accept(
     }
 }
 
-async fn connection<F, B>(
-    stream: TcpStream,
+/// What a connection is served with.
+struct Served {
     builder: auto::Builder<TokioExecutor>,
-    service: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
+    tls: PortTls,
     closing: CancellationToken,
-    _place: Option<OwnedSemaphorePermit>,
+    /// Held while the connection is open, from before its handshake.
+    _place: Place,
+}
+
+impl Served {
+    async fn connection<F, B>(
+        self,
+        stream: TcpStream,
+        service: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
+    ) where
+        F: Future<Output = http::Response<B>> + Send + 'static,
+        B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
+    {
+        // Tokens are small and should leave at once. If the socket refuses the option, serve it anyway.
+        let _ = stream.set_nodelay(true);
+        let accepted = tokio::select! {
+            accepted = self.tls.accept(stream) => accepted,
+            () = self.closing.cancelled() => return,
+        };
+        match accepted {
+            Ok(accepted) => exchange(self, accepted, service).await,
+            Err(error) => tracing::debug!(%error, "a connection is not served"),
+        }
+    }
+}
+
+/// Serves the requests of a connection.
+async fn exchange<F, B>(
+    served: Served,
+    accepted: Accepted,
+    service: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
 ) where
     F: Future<Output = http::Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
-    // Tokens are small and should leave at once. If the socket refuses the option, serve it anyway.
-    let _ = stream.set_nodelay(true);
+    let (builder, closing) = (&served.builder, &served.closing);
+    let (wire, is_node) = (accepted.wire, accepted.is_node);
     let asked = Arc::new(AtomicBool::new(false));
     let noting = asked.clone();
-    let service = service_fn(move |request: http::Request<Incoming>| {
+    let service = service_fn(move |mut request: http::Request<Incoming>| {
         noting.store(true, Ordering::Relaxed);
+        if is_node {
+            request.extensions_mut().insert(Node);
+        }
         let answered = service(request);
         async move { Ok::<_, Infallible>(answered.await) }
     });
-    let served = builder.serve_connection(TokioIo::new(stream), service);
+    let served = builder.serve_connection(TokioIo::new(wire), service);
     tokio::pin!(served);
     let silent = async {
         tokio::time::sleep(HEAD_TIMEOUT).await;
@@ -192,6 +250,11 @@ fn protocol(idle_timeout: Duration) -> auto::Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .max_header_list_size(MAX_HEADER_BYTES)
         .max_concurrent_streams(MAX_STREAMS)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .max_local_error_reset_streams(MAX_ERROR_RESETS)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_send_buf_size(MAX_UNSENT_BYTES)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
     builder

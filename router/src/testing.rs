@@ -1,5 +1,9 @@
 //! Shared by the tests of the APIs: a small tokenizer and a generator that follows a script.
 
+// Also compiled for `tests/fuzz`, where clippy does not know it as a test.
+#![allow(clippy::unwrap_used)]
+#![cfg_attr(not(test), allow(dead_code))]
+
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -117,6 +121,8 @@ pub enum Say {
 pub struct Script {
     /// The items of each stream.
     pub say: Vec<Say>,
+    /// If set, what every sample of a request says, instead of `say`.
+    pub every_sample: Option<String>,
     /// If set, `submit` fails with this.
     pub refuse: Option<Refusal>,
     /// If set, `model_limits` and `ready` fail with this.
@@ -144,7 +150,10 @@ impl Generator for Script {
             Some(refusal) => Err(refusal.clone()),
             None => {
                 self.open.fetch_add(1, Ordering::SeqCst);
-                let mut say: VecDeque<Say> = self.say.clone().into();
+                let mut say: VecDeque<Say> = match &self.every_sample {
+                    Some(text) => every_sample(text, request.n),
+                    None => self.say.clone().into(),
+                };
                 complete(&mut say, &request);
                 let (open, aborted) = (self.open.clone(), self.aborted.clone());
                 let stream = Scripted { say, open, aborted, journey: self.journey };
@@ -255,6 +264,12 @@ impl Adapters for Script {
     fn change(&self, _: AdapterRecord, _: bool) -> BoxFuture<'_, Result<bool, Refusal>> {
         async { Err(Refusal::Internal) }.boxed()
     }
+}
+
+/// Deltas in which each of `n` samples says `text` and stops.
+fn every_sample(text: &str, n: u32) -> VecDeque<Say> {
+    let one = |index| [delta(index, text), finish(index, FinishReason::Stop(Some(1)))].map(Say::Delta);
+    (0..n).flat_map(one).collect()
 }
 
 /// Fills in positions, cached tokens and log-probabilities, as a worker would.

@@ -5,6 +5,7 @@
 //! Besides `kernels`, the only crate of the product with `unsafe` code.
 
 pub mod allocations;
+pub mod descriptors;
 pub mod filling;
 pub mod mapped;
 pub mod memory;

@@ -27,15 +27,19 @@ use super::{Answer, MODEL, TIMEOUT, fresh_id, next_of, router_config, wait_for_r
 const VOCAB_SIZE: u32 = 1000;
 
 /// A worker on its own runtime. Killing it closes its sockets like those of a dead process.
-struct Worker {
-    address: SocketAddr,
+pub struct Worker {
+    pub address: SocketAddr,
     runtime: Option<tokio::runtime::Runtime>,
     shutdown: Option<oneshot::Sender<()>>,
 }
 
 impl Worker {
     async fn start(cost: StepCost) -> Self {
-        let config = WorkerConfig {
+        Self::start_as(Self::config(), cost).await
+    }
+
+    pub fn config() -> WorkerConfig {
+        WorkerConfig {
             backend: BackendKind::Fake,
             threads: 1,
             scheduler: SchedulerConfig { max_num_batched_tokens: 128, ..SchedulerConfig::default() },
@@ -43,7 +47,10 @@ impl Worker {
             drain_grace: Duration::ZERO,
             shutdown_timeout: TIMEOUT,
             ..WorkerConfig::new("", MODEL)
-        };
+        }
+    }
+
+    pub async fn start_as(config: WorkerConfig, cost: StepCost) -> Self {
         let options = FakeOptions { vocab_size: VOCAB_SIZE, kv_blocks: 2048, cost, ..FakeOptions::default() };
         let load = move || {
             let loaded = LoadedBackend::fake(FakeBackend::new(options), VOCAB_SIZE, 4096);
@@ -119,7 +126,7 @@ impl Scene {
 
 #[derive(Debug)]
 pub struct Outcome {
-    answer: Answer,
+    pub answer: Answer,
     pub cached_tokens: Option<u32>,
     first_token_after: Duration,
     longest_gap: Duration,

@@ -2,6 +2,7 @@
 
 mod every_position;
 mod fake_workers;
+mod guarded;
 mod slow_readers;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -57,13 +57,18 @@ def test_an_answer_as_long_as_the_context_ends_with_it(client):
 
 
 def test_what_the_model_cannot_do_says_so(client):
+    with pytest.raises(ollama.ResponseError) as refused:
+        client.chat(model=MODEL, messages=MESSAGES, think=True)
+    assert refused.value.status_code == 400
+
+
+def test_the_shipped_model_sees_tools_and_answers_with_text(client):
     def add(a: int, b: int) -> int:
         """Adds two numbers."""
 
-    for extra in ({"think": True}, {"tools": [add]}):
-        with pytest.raises(ollama.ResponseError) as refused:
-            client.chat(model=MODEL, messages=MESSAGES, **extra)
-        assert refused.value.status_code == 400
+    options = {"temperature": 0, "num_predict": 20}
+    seen, unseen = (client.chat(model=MODEL, messages=MESSAGES, tools=tools, options=options) for tools in ([add], None))
+    assert seen.message.content and seen.prompt_eval_count > unseen.prompt_eval_count
 
 
 def test_embeddings_say_that_there_are_none(client):

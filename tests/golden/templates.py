@@ -306,7 +306,8 @@ def render(template: str, tokens: dict, arguments: dict) -> dict:
 
 def make():
     config = json.loads((MODEL / "tokenizer_config.json").read_text())
-    everything = {"skein-7m": (config["chat_template"], config["bos_token"], config["eos_token"])}
+    (without_tools,) = [entry["template"] for entry in config["chat_template"] if entry["name"] == "default"]
+    everything = {"skein-7m": (without_tools, config["bos_token"], config["eos_token"])}
     everything |= {name: (template, "<s>", "</s>") for name, template in TEMPLATES.items()}
     out, errors = [], 0
     for name, (template, bos, eos) in everything.items():

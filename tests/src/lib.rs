@@ -10,6 +10,7 @@ pub mod hub;
 pub mod load;
 pub mod nodes;
 pub mod otlp;
+pub mod pki;
 pub mod process;
 pub mod proxy;
 pub mod report;

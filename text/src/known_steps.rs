@@ -44,8 +44,16 @@ fn is_known_post_processor(processor: &Value) -> bool {
     match processor["type"].as_str() {
         None => processor.is_null(),
         Some("ByteLevel") => true,
-        Some("TemplateProcessing") => list("single")
-            .is_some_and(|pieces| pieces.iter().filter(|piece| !piece["Sequence"].is_null()).count() == 1),
+        Some("TemplateProcessing") => list("single").is_some_and(|pieces| {
+            let texts = pieces.iter().filter(|piece| !piece["Sequence"].is_null());
+            let is_text = |piece: &Value| piece["Sequence"]["id"] == "A";
+            // The library looks them up as it reads a text, and panics where one is missing.
+            let is_defined = |piece: &Value| {
+                let token = piece["SpecialToken"]["id"].as_str();
+                token.is_none_or(|token| processor["special_tokens"].get(token).is_some())
+            };
+            pieces.iter().all(is_defined) && texts.clone().all(is_text) && texts.count() == 1
+        }),
         Some("Sequence") => list("processors").is_some_and(|processors| {
             processors.iter().all(|inner| inner["type"] != "Sequence" && is_known_post_processor(inner))
         }),
@@ -74,7 +82,8 @@ mod tests {
             let text = json!({"Sequence": {"id": "A", "type_id": 0}});
             let bos = json!({"SpecialToken": {"id": "<|bos|>", "type_id": 0}});
             let single = [vec![bos], vec![text; texts]].concat();
-            json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}})
+            let defined = json!({"<|bos|>": {"id": "<|bos|>", "ids": [0], "tokens": ["<|bos|>"]}});
+            json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": defined})
         };
         let replace =
             |content: &str| json!({"type": "Replace", "pattern": {"String": " "}, "content": content});
@@ -91,6 +100,14 @@ mod tests {
         check(false, &set("post_processor", template(2)));
         check(true, &set("post_processor", json!({"type": "Sequence", "processors": [template(1)]})));
         check(false, &set("post_processor", json!({"type": "Sequence", "processors": [template(2)]})));
+        let with = |pointer: &str, value: Value| {
+            let mut template = template(1);
+            *template.pointer_mut(pointer).unwrap() = value;
+            template
+        };
+        // A template that names a token which it does not define was taken for known, and failed each prompt.
+        check(false, &set("post_processor", with("/special_tokens", json!({}))));
+        check(false, &set("post_processor", with("/single/1/Sequence/id", json!("B"))));
         check(false, &|tree| tree["model"]["dropout"] = json!(0.1));
         check(false, &|tree| tree["added_tokens"][0]["lstrip"] = true.into());
         check(false, &|tree| tree["added_tokens"][0]["content"] = "x".repeat(MAX_ADDED_BYTES).into());

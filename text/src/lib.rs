@@ -16,6 +16,9 @@ mod error;
 mod fast_bpe;
 pub mod files;
 pub mod formats;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod generation_defaults;
 #[cfg(test)]
 mod gguf_tests;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use skein_node::supervisor::Secret;
+use skein_tls::{ClusterFiles, PortTls};
 
 use crate::backend::fake::StepCost;
 use crate::draft::Speculate;
@@ -21,9 +22,19 @@ pub struct WorkerConfig {
     pub served_model_name: String,
     /// Address of the gRPC service; port 0 lets the system choose.
     pub listen: SocketAddr,
+    /// A port of its own for metrics and health, in plain HTTP without certificates and secrets; `None` =
+    /// `listen` has both.
+    #[serde(skip)]
+    pub metrics: Option<SocketAddr>,
     /// Bearer token that every call must carry; `None` = calls need no token.
     #[serde(skip)]
     pub secret: Option<Secret>,
+    /// Whether health answers without the secret, for probes of Kubernetes, which cannot send one.
+    #[serde(skip)]
+    pub open_health: bool,
+    /// TLS of the gRPC service.
+    #[serde(skip)]
+    pub tls: PortTls,
     /// The backend to use.
     pub backend: BackendKind,
     /// Number types, on any device.
@@ -72,7 +83,10 @@ impl WorkerConfig {
             model: model.into(),
             served_model_name: served_model_name.into(),
             listen: ([127, 0, 0, 1], 0).into(),
+            metrics: None,
             secret: None,
+            open_health: false,
+            tls: PortTls::default(),
             backend: BackendKind::Auto,
             precision: Precision::default(),
             ranks: RanksConfig::default(),
@@ -100,7 +114,7 @@ impl WorkerConfig {
         let ranks = RanksConfig { nodes, command: None, ..self.ranks.clone() };
         // Ranks get adapters by frames.
         let adapters = AdaptersConfig { modules: Vec::new(), ..self.adapters.clone() };
-        Self { secret: None, ranks, adapters, ..self.clone() }
+        Self { secret: None, tls: PortTls::default(), ranks, adapters, ..self.clone() }
     }
 
     /// The scheduler's limits on a device: a GPU computes larger steps in the time of small ones.
@@ -203,6 +217,8 @@ pub struct NodesConfig {
     pub leader: String,
     /// Shared secret that admits nodes.
     pub secret: GroupSecret,
+    /// This node's certificate, which encrypts the connections between nodes and admits them.
+    pub tls: Option<ClusterFiles>,
     /// Settings that must be equal on all nodes.
     pub settings: Vec<Setting>,
 }
@@ -210,7 +226,7 @@ pub struct NodesConfig {
 impl Default for NodesConfig {
     fn default() -> Self {
         let (leader, secret) = (String::new(), GroupSecret::default());
-        Self { count: 1, rank: 0, leader, secret, settings: Vec::new() }
+        Self { count: 1, rank: 0, leader, secret, tls: None, settings: Vec::new() }
     }
 }
 

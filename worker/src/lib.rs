@@ -14,6 +14,9 @@ pub mod draft_model;
 pub mod engine;
 mod epoch;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod group;
 pub mod kv_cache;
 pub mod load;

@@ -169,7 +169,7 @@ impl GroupSetup {
         let command = RankCommand { binary: std::env::current_exe().unwrap(), arguments };
         let mut processes = Processes::start(&memory, &command, &welcome).unwrap();
         processes.joined().unwrap();
-        let Member { connections, reports, .. } = group::connect(&memory, 0, None, None).unwrap();
+        let Member { connections, reports, .. } = group::connect(&memory, 0, None, None, None).unwrap();
         let watch = processes.watch().clone();
         let shard = Shard::new(&model.spec, 0, topology.tensor).unwrap();
         let shard = shard.of_stage(&model.spec, topology.stages - 1, topology.stages).unwrap();

@@ -10,6 +10,9 @@ use skein_bench::models::{
 use crate::failure::Failure;
 use crate::terminal::{print, progress_bar};
 
+/// Longest sequence of a model that is made: no published model has more.
+const MOST_TOKENS: i64 = 1 << 24;
+
 /// Flags of `make-model`.
 #[derive(Debug, Args)]
 #[allow(missing_docs)] // the help texts document the fields
@@ -26,6 +29,13 @@ pub struct MakeModel {
     seed: u64,
     #[arg(long, value_name = "N", help = "Number of layers [default: the known model's]")]
     layers: Option<usize>,
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_parser = clap::value_parser!(u32).range(2..=MOST_TOKENS),
+        help = "Longest sequence, for example 131072 for an agent's prompts [default: the known model's]"
+    )]
+    max_model_len: Option<u32>,
     #[arg(
         long,
         conflicts_with = "no_weights",
@@ -62,7 +72,13 @@ enum DtypeName {
 pub fn run(flags: &MakeModel) -> Result<(), Failure> {
     let shape = SHAPES.iter().find(|shape| shape.name == flags.shape);
     let shape = shape.ok_or_else(|| Failure::Usage(format!("no shape is called {}", flags.shape)))?;
-    let shape = &ModelShape { num_hidden_layers: flags.layers.unwrap_or(shape.num_hidden_layers), ..*shape };
+    let shape = &ModelShape {
+        num_hidden_layers: flags.layers.unwrap_or(shape.num_hidden_layers),
+        max_position_embeddings: flags
+            .max_model_len
+            .map_or(shape.max_position_embeddings, |len| len as usize),
+        ..*shape
+    };
     let shipped = tempfile::tempdir().map_err(Failure::other)?;
     let tokenizer = match &flags.tokenizer {
         Some(dir) => dir,

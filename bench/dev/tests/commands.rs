@@ -114,3 +114,18 @@ fn a_trace_is_replayed_by_each_policy() {
     );
     assert_eq!(skein_dev(&["policy", "--trace", "/nowhere"]).status.code(), Some(2));
 }
+
+#[test]
+fn a_model_for_agents_has_the_context_that_is_asked_for() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let made = directory.path().join("made");
+    let make = ["make-model", "--shape", "tiny-llama", "--no-weights", "--max-model-len", "131072", "--out"];
+    let output = skein_dev(&[&make[..], &[text(&made)]].concat());
+    assert!(output.status.success(), "{}", said(&output.stderr));
+    let config = std::fs::read_to_string(made.join("config.json")).expect("it is made");
+    assert!(config.contains("\"max_position_embeddings\": 131072"), "{config}");
+    let template = std::fs::read_to_string(made.join("tokenizer_config.json")).expect("it is copied");
+    assert!(template.contains("tool_use"), "agents need a template with tools: {template}");
+    let output = skein_dev(&[&make[..5], &["1", "--out", text(&made)]].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output.stderr));
+}

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use futures::StreamExt;
 use serde_json::{Value, json};
+use skein_client::{Client, Limits, Request, RequestError, Response};
 use skein_node::clock::{self, Timestamp};
 
 use super::metrics::Record;
@@ -11,6 +11,8 @@ use super::sse::StreamReader;
 
 /// How long to wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most bytes of a server's metrics that are read.
+const MAX_METRICS_BYTES: usize = 64 << 20;
 /// Longest part of a refusal's body that is read, in bytes.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
 /// Longest part of a refusal's message that is shown, in characters.
@@ -19,7 +21,7 @@ const MAX_REFUSAL_CHARS: usize = 200;
 /// The server under load.
 #[derive(Debug, Clone)]
 pub struct Server {
-    http: reqwest::Client,
+    http: Client,
     base_url: String,
     model: String,
     api_key: Option<String>,
@@ -56,27 +58,26 @@ pub enum ServerError {
 }
 
 impl Server {
-    /// Connects and determines the server's model, unless `model` names one.
+    /// Limits of a benchmark's client: a request may take `whole`, and pauses within an answer are no error.
+    pub fn limits(whole: Duration) -> Limits {
+        Limits { connect: CONNECT_TIMEOUT, read: None, whole: Some(whole) }
+    }
+
+    /// Connects with `http` and determines the server's model, unless `model` names one.
     ///
     /// # Errors
     /// If the server is unreachable or reports no model.
     pub async fn connect(
+        http: Client,
         base_url: &str,
         model: Option<String>,
         api_key: Option<String>,
-        request_timeout: Duration,
         extra: Value,
     ) -> Result<Self, ServerError> {
         let base_url = base_url.trim_end_matches('/').to_owned();
         let url = format!("{base_url}/v1/models");
         let unreachable =
-            |error: reqwest::Error| ServerError::Unreachable { url: url.clone(), reason: root_cause(&error) };
-        let http = reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .timeout(request_timeout)
-            .tcp_nodelay(true)
-            .build()
-            .map_err(unreachable)?;
+            |error: RequestError| ServerError::Unreachable { url: url.clone(), reason: error.to_string() };
         let mut server = Self { http, base_url, model: String::new(), api_key, extra };
         server.model = match model {
             Some(model) => model,
@@ -90,9 +91,9 @@ impl Server {
     }
 
     /// Whether `GET /health` returns 200.
-    pub async fn is_healthy(base_url: &str) -> bool {
+    pub async fn is_healthy(http: &Client, base_url: &str) -> bool {
         let url = format!("{}/health", base_url.trim_end_matches('/'));
-        reqwest::get(url).await.is_ok_and(|answer| answer.status().is_success())
+        http.get(&url).send().await.is_ok_and(|answer| answer.status().is_success())
     }
 
     /// Name of the model.
@@ -115,23 +116,28 @@ impl Server {
         let url = format!("{}/tokenize", self.base_url);
         let body = json!({"model": self.model, "prompt": text});
         let unreachable =
-            |error: reqwest::Error| ServerError::Unreachable { url: url.clone(), reason: root_cause(&error) };
-        let response = self.authorised(self.http.post(&url).json(&body)).send().await.map_err(unreachable)?;
+            |error: RequestError| ServerError::Unreachable { url: url.clone(), reason: error.to_string() };
+        let response = self.authorised(self.http.post(&url, &body)).send().await.map_err(unreachable)?;
         let status = response.status().as_u16();
-        let body: Value = response.json().await.map_err(unreachable)?;
+        let body = response.json().await.map_err(unreachable)?;
         let tokens = body["tokens"].as_array().ok_or(ServerError::NoTokens { url, status })?;
         Ok(tokens.iter().filter_map(Value::as_u64).filter_map(|token| u32::try_from(token).ok()).collect())
     }
 
     /// The server's metrics in Prometheus' text format, if it serves them.
     pub async fn metrics(&self) -> Option<String> {
-        let response = self.http.get(format!("{}/metrics", self.base_url)).send().await.ok()?;
-        if response.status().is_success() { response.text().await.ok() } else { None }
+        let response = self.http.get(&format!("{}/metrics", self.base_url)).send().await.ok()?;
+        let body = if response.status().is_success() {
+            response.bytes(MAX_METRICS_BYTES).await.ok()?
+        } else {
+            return None;
+        };
+        String::from_utf8(body).ok()
     }
 
     /// Status and body of the list of models.
-    async fn models(&self) -> reqwest::Result<(u16, Value)> {
-        let response = self.authorised(self.http.get(format!("{}/v1/models", self.base_url))).send().await?;
+    async fn models(&self) -> Result<(u16, Value), RequestError> {
+        let response = self.authorised(self.http.get(&format!("{}/v1/models", self.base_url))).send().await?;
         Ok((response.status().as_u16(), response.json().await.unwrap_or_default()))
     }
 
@@ -158,15 +164,13 @@ impl Server {
             body.extend(extra.clone());
         }
         let elapsed = || clock::now().since(start);
-        let request =
-            self.authorised(self.http.post(format!("{}/v1/completions", self.base_url)).json(&body));
+        let request = self.authorised(self.http.post(&format!("{}/v1/completions", self.base_url), &body));
         let mut reader = StreamReader::default();
         let mut record =
             Record { intended, sent: elapsed(), prompt_tokens: prompt.len() as u64, ..Record::default() };
         match request.send().await {
-            Ok(response) if response.status().is_success() => {
-                let mut chunks = response.bytes_stream();
-                while let Some(chunk) = chunks.next().await {
+            Ok(mut response) if response.status().is_success() => {
+                while let Some(chunk) = response.chunk().await.transpose() {
                     match chunk {
                         Ok(bytes) => reader.take(&bytes, elapsed(), &mut record),
                         Err(error) => record.error = Some(kind_of(&error).into()),
@@ -190,16 +194,13 @@ impl Server {
         (record, reader.token_ids)
     }
 
-    fn authorised(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
-        match &self.api_key {
-            Some(key) => request.bearer_auth(key),
-            None => request,
-        }
+    fn authorised<'a>(&self, request: Request<'a>) -> Request<'a> {
+        request.bearer(self.api_key.as_deref())
     }
 }
 
 /// The message of an OpenAI error object, truncated.
-async fn refusal(mut response: reqwest::Response) -> Option<String> {
+async fn refusal(mut response: Response) -> Option<String> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.ok()? {
         body.extend_from_slice(&chunk);
@@ -218,20 +219,11 @@ async fn refusal(mut response: reqwest::Response) -> Option<String> {
     )
 }
 
-fn kind_of(error: &reqwest::Error) -> &'static str {
+fn kind_of(error: &RequestError) -> &'static str {
     match error {
-        error if error.is_timeout() => "timeout",
-        error if error.is_connect() => "connect",
-        error if error.is_body() || error.is_decode() => "stream cut",
-        _ => "transport",
+        RequestError::Timeout(_) => "timeout",
+        RequestError::Connect(_) => "connect",
+        RequestError::Cut(_) | RequestError::NotJson(_) | RequestError::TooLong(_) => "stream cut",
+        RequestError::Invalid(_) | RequestError::Broken(_) => "transport",
     }
-}
-
-/// Innermost cause: "connection refused" is more useful than "error sending request".
-fn root_cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use skein_client::Client;
+
 use super::client::Server;
 use super::metrics::{Report, Targets};
 use super::workload::{Session, Turn};
@@ -33,7 +35,14 @@ async fn server() -> (Server, Arc<Mutex<Seen>>) {
         }
     });
     let model = Some("mock".to_owned());
-    let server = Server::connect(&url, model, None, Duration::from_secs(5), serde_json::json!({})).await;
+    let server = Server::connect(
+        Client::new(None, Server::limits(Duration::from_secs(5))),
+        &url,
+        model,
+        None,
+        serde_json::json!({}),
+    )
+    .await;
     (server.expect("a named model needs no question"), seen)
 }
 

@@ -71,7 +71,8 @@ const NO_POOLING: &str = "models generate text; embeddings and scores are not co
 const NO_PYTHON: &str =
     "there is no Python in Skein, so no Python class or plugin can be loaded; leave it out";
 const ONE_REVISION: &str = "all files of a model come from one commit: --revision";
-const NO_TLS: &str = "Skein speaks plain HTTP; let a proxy in front of it terminate TLS";
+const CIPHERS: &str =
+    "the cipher suites are those of rustls, TLS 1.2 and 1.3, all of them safe; leave it out";
 const NO_SLEEP: &str = "a worker keeps its weights while it runs; stop it to free the device";
 const SAFETENSORS: &str = "safetensors files are mapped and read in parallel by --threads threads";
 const OWN_KERNELS: &str =
@@ -593,9 +594,16 @@ pub const TABLE: &[Row] = &[
     row(&["grpc"], Nothing, Taken("gRPC is always there, on the same port as HTTP")),
     row(&["grpc-port"], Value, Refused("gRPC is on the same port as HTTP: --port")),
     row(&["uds"], Value, Refused("Skein listens on TCP; see --host and --port")),
-    row(&["ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-ciphers"], Value, Refused(NO_TLS)),
-    row(&["ssl-cert-reqs"], Value, Only(&["0"], NO_TLS)),
-    row(&["enable-ssl-refresh"], Nothing, Refused(NO_TLS)),
+    row(&["ssl-certfile"], Value, Means("tls-cert")),
+    row(&["ssl-keyfile"], Value, Means("tls-key")),
+    row(&["ssl-ca-certs"], Value, Means("tls-client-ca")),
+    row(&["ssl-cert-reqs"], Value, Means("tls-client-certs")),
+    row(&["ssl-ciphers"], Value, Refused(CIPHERS)),
+    row(
+        &["enable-ssl-refresh"],
+        Nothing,
+        Taken("certificates are always read again when their files change"),
+    ),
     row(&["middleware"], Values, Refused(NO_PYTHON)),
     row(&["worker-cls", "worker-extension-cls", "additional-config"], Value, Refused(NO_PYTHON)),
     row(

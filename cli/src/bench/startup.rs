@@ -11,6 +11,7 @@ use skein_bench::load::client::Server;
 use skein_bench::load::metrics::{Record, Summary};
 use skein_bench::load::workload::Workload;
 use skein_bench::load::{self, Pace};
+use skein_client::Client;
 use skein_node::clock;
 use tokio::process::{Child, Command};
 
@@ -106,14 +107,15 @@ async fn measure(flags: &Startup, port: u16, started: clock::Timestamp) -> Resul
     let base_url = format!("http://127.0.0.1:{port}");
     let timeout = Duration::from_secs(flags.timeout);
     let elapsed = || clock::now().since(started);
-    while !Server::is_healthy(&base_url).await {
+    let http = Client::new(None, Server::limits(timeout));
+    while !Server::is_healthy(&http, &base_url).await {
         if elapsed() > timeout {
             return Err(Failure::other(format!("not ready after {} s; see --timeout", timeout.as_secs())));
         }
         tokio::time::sleep(POLL).await;
     }
     let ready = elapsed();
-    let server = Server::connect(&base_url, None, None, timeout, json!({})).await.map_err(Failure::other)?;
+    let server = Server::connect(http, &base_url, None, None, json!({})).await.map_err(Failure::other)?;
     let workload = Workload::Random { input_len: 8, output_len: 2, prefix_len: 0, range_ratio: 0.0 };
     let pace =
         Pace { request_rate: None, burstiness: 1.0, max_concurrency: Some(1), seed: 0, held_back: None };

@@ -33,7 +33,7 @@ pub enum Target {
     /// The router's core in this process.
     Here(Box<App>),
     /// A running server.
-    Server(Remote),
+    Server(Box<Remote>),
 }
 
 impl Target {

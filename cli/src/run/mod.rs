@@ -15,7 +15,7 @@ use std::io::{IsTerminal, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::ArgMatches;
+use clap::{ArgMatches, FromArgMatches};
 use skein_hub::Need;
 use skein_node::config::text;
 use skein_node::discovery;
@@ -38,6 +38,7 @@ use crate::front::{self, Served};
 use crate::model::{self, ModelArgument};
 use crate::progress::LoadProgress;
 use crate::serve::{launch, threads_each};
+use crate::server_access::Certificates;
 use crate::settings::{self, EngineSettings, table};
 
 /// The positional arguments: a model directory, a prompt, or both.
@@ -80,8 +81,9 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     };
     if let Some(url) = url {
         let api_key = matches.get_one::<String>(API_KEY).cloned();
-        let remote = Remote::connect(url, api_key, argument.given).await?;
-        return converse(&Target::Server(remote), options, prompt).await;
+        let certificates = Certificates::from_arg_matches(matches).map_err(|error| error.exit())?;
+        let remote = Remote::connect(url, &certificates, api_key, argument.given).await?;
+        return converse(&Target::Server(Box::new(remote)), options, prompt).await;
     }
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let served = Served::find(&argument, Vec::new(), Need::All).await?;

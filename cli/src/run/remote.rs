@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
+use http::HeaderName;
 use serde_json::{Value, json};
+use skein_client::{Client, Limits, Request, Response};
 use skein_node::clock;
 use skein_node::shutdown::Shutdown;
 use skein_router::request::{Draft, Prompt};
@@ -12,10 +14,14 @@ use super::answer::{Answer, Unanswered};
 use super::sampling;
 use super::server_events::{ServerEvent, ServerEvents};
 use crate::exit::Failure;
-use crate::run_batch::remote::{base_url, http_client, root_cause};
+use crate::server_access::Certificates;
 
+/// How long a client waits for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a server may send nothing. Skein sends comments while a request waits.
 const READ_TIMEOUT: Duration = Duration::from_secs(600);
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// Most attempts in a row without a new event before the answer fails.
 const MAX_ATTEMPTS: u32 = 40;
 /// Time between two attempts.
@@ -23,7 +29,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
 /// An OpenAI-compatible server and one of its models.
 pub struct Remote {
-    http: reqwest::Client,
+    http: Client,
     base_url: String,
     api_key: Option<String>,
     /// Name of the model.
@@ -43,8 +49,14 @@ impl Remote {
     ///
     /// # Errors
     /// If `url` is not an HTTP URL, or the server does not list its models.
-    pub async fn connect(url: &str, api_key: Option<String>, model: Option<String>) -> Result<Self, Failure> {
-        let (http, base_url) = (http_client(READ_TIMEOUT)?, base_url("--url", url)?);
+    pub async fn connect(
+        url: &str,
+        certificates: &Certificates,
+        api_key: Option<String>,
+        model: Option<String>,
+    ) -> Result<Self, Failure> {
+        let limits = Limits { connect: CONNECT_TIMEOUT, read: Some(READ_TIMEOUT), whole: None };
+        let (http, base_url) = certificates.client("--url", url, limits)?;
         let mut remote = Self { http, base_url, api_key, model: model.unwrap_or_default() };
         if remote.model.is_empty() {
             remote.model =
@@ -54,21 +66,18 @@ impl Remote {
     }
 
     async fn first_model(&self) -> Result<String, String> {
-        let request = self.authorized(self.http.get(format!("{}/v1/models", self.base_url)));
-        let response = request.send().await.map_err(|error| root_cause(&error))?;
+        let request = self.authorized(self.http.get(&format!("{}/v1/models", self.base_url)));
+        let response = request.send().await.map_err(|error| error.to_string())?;
         if !response.status().is_success() {
             return Err(refusal(response).await);
         }
-        let list: Value = response.json().await.map_err(|error| root_cause(&error))?;
+        let list = response.json().await.map_err(|error| error.to_string())?;
         let first = list["data"][0]["id"].as_str();
         first.map(str::to_owned).ok_or_else(|| "/v1/models lists no model; name one with --model".to_owned())
     }
 
-    fn authorized(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
-        match &self.api_key {
-            Some(key) => request.bearer_auth(key),
-            None => request,
-        }
+    fn authorized<'a>(&self, request: Request<'a>) -> Request<'a> {
+        request.bearer(self.api_key.as_deref())
     }
 
     /// Prints the answer to `draft` as it arrives, until it is complete or `stop` is requested.
@@ -136,9 +145,9 @@ impl Remote {
         stop: &Shutdown,
     ) -> Result<Ended, Unanswered> {
         let url = format!("{}{path}", self.base_url);
-        let mut request = self.http.post(url).header("idempotency-key", key).json(body);
+        let mut request = self.http.post(&url, body).header(IDEMPOTENCY_KEY, key);
         if let Some(id) = &progress.last_id {
-            request = request.header("last-event-id", id);
+            request = request.header(LAST_EVENT_ID, id);
         }
         let response = tokio::select! {
             response = self.authorized(request).send() => response,
@@ -146,8 +155,8 @@ impl Remote {
         };
         let mut response = match response {
             Ok(response) => response,
-            Err(error) if progress.last_id.is_some() => return Ok(Ended::Broke(root_cause(&error))),
-            Err(error) => return Err(Unanswered::Server(root_cause(&error))),
+            Err(error) if progress.last_id.is_some() => return Ok(Ended::Broke(error.to_string())),
+            Err(error) => return Err(Unanswered::Server(error.to_string())),
         };
         if !response.status().is_success() {
             let is_passing = response.status().as_u16() == 503 && progress.last_id.is_some();
@@ -163,7 +172,7 @@ impl Remote {
             let chunk = match chunk {
                 Ok(Some(chunk)) => chunk,
                 Ok(None) => return Ok(Ended::Broke("it closed before the answer's end".to_owned())),
-                Err(error) => return Ok(Ended::Broke(root_cause(&error))),
+                Err(error) => return Ok(Ended::Broke(error.to_string())),
             };
             for event in events.push(&chunk).map_err(Unanswered::Server)? {
                 if progress.take(event)? {
@@ -216,9 +225,9 @@ impl Progress {
 }
 
 /// The server's error message, or the HTTP status if it has none.
-async fn refusal(response: reqwest::Response) -> String {
+async fn refusal(response: Response) -> String {
     let status = response.status();
-    match response.json::<Value>().await {
+    match response.json().await {
         Ok(body) if !body["error"].is_null() => message_of(&body["error"]),
         _ => format!("the server answered {status}"),
     }

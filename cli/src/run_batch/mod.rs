@@ -34,6 +34,7 @@ use crate::front::{self, Served};
 use crate::model::ModelArgument;
 use crate::progress::LoadProgress;
 use crate::serve::{launch, threads_each, visible_gpus};
+use crate::server_access::Certificates;
 use crate::settings::{self, EngineSettings, table, with_flags};
 use remote::Remote;
 
@@ -74,6 +75,8 @@ struct Flags {
         help = "API key of --server"
     )]
     api_key: Option<String>,
+    #[command(flatten)]
+    certificates: Certificates,
     #[arg(
         long,
         value_name = "N",
@@ -151,7 +154,11 @@ async fn answer_somewhere(
     match (here, &flags.server) {
         (Some(here), _) => here.answer(flags, total, output, &shutdown).await,
         (None, server) => {
-            let remote = Remote::new(server.as_deref().unwrap_or_default(), flags.api_key.clone())?;
+            let remote = Remote::new(
+                server.as_deref().unwrap_or_default(),
+                &flags.certificates,
+                flags.api_key.clone(),
+            )?;
             answer(flags, IN_FLIGHT_AT_SERVER, total, output, &remote, &shutdown).await
         }
     }

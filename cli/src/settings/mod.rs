@@ -8,6 +8,8 @@ mod discovery;
 mod engine;
 #[cfg(feature = "worker")]
 mod fake;
+mod guards;
+mod metrics_port;
 mod otlp;
 #[cfg(feature = "worker")]
 mod precision;
@@ -30,6 +32,8 @@ pub use discovery::{DiscoverySettings, RegistrationSettings};
 pub use engine::EngineSettings;
 #[cfg(feature = "worker")]
 pub use fake::FakeSettings;
+pub use guards::Guards;
+pub use metrics_port::metrics_port;
 pub use otlp::{FLUSH_TRACES, OtlpSettings};
 #[cfg(feature = "worker")]
 pub use ranks::ranks_here;
@@ -109,7 +113,7 @@ pub fn load(which: u8, matches: &ArgMatches) -> Result<Settings, Failure> {
     let schema = Schema {
         keys: &keys,
         other_keys: &other_keys,
-        section: SECTIONS.iter().find(|(_, command)| *command == which).map_or("", |(name, _)| name),
+        section: SECTIONS.iter().find(|(_, command)| which & command != 0).map_or("", |(name, _)| name),
         sections: &SECTIONS.map(|(name, _)| name),
         foreign_variables: &FOREIGN_VARIABLES,
     };

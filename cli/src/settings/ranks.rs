@@ -5,6 +5,7 @@ use skein_kernels::leaves::MAX_LEAVES;
 use skein_node::config::{Origin, Settings, count, text};
 use skein_worker::config::{GroupSecret, NodesConfig, RanksConfig, Setting, WorkerConfig};
 
+use super::guards;
 use super::table::{FLAGS, Flag, WORKER};
 
 /// Upper bound of the number of stages and of the number of nodes.
@@ -41,19 +42,27 @@ fn nodes(settings: &mut Settings, variable: impl Fn(&str) -> Option<String>) -> 
     if count == 1 {
         return NodesConfig::default();
     }
+    let tls = guards::identity(settings);
+    let of_cluster = if secret.is_empty() { guards::secret(settings) } else { None };
+    let secret = of_cluster.map_or(secret, |secret| secret.expose().to_owned());
     if rank >= count {
         settings.problem(format!("node-rank = {rank}, but nnodes is {count}: it is 0 to {}", count - 1));
     }
     let leader = leader.unwrap_or_default();
     if leader.is_empty() {
         settings.problem(format!("nnodes = {count} needs --leader HOST:PORT, the address of node 0"));
-    } else if secret.is_empty() && !is_loopback(&leader) {
+    } else if secret.is_empty()
+        && tls.is_none()
+        && !is_loopback(&leader)
+        && !settings.switch("insecure-cluster")
+    {
         settings.problem(
-            "nnodes above 1 needs --group-secret (or SKEIN_GROUP_SECRET), the same on all nodes, so that no other \
-             process joins the group",
+            "nnodes above 1 needs --cluster-ca, --cluster-cert and --cluster-key (`skein certs` makes them), which also \
+             encrypt what nodes exchange, or --cluster-secret-file, or --group-secret, the same on all nodes, so that \
+             no other process joins the group",
         );
     }
-    NodesConfig { count, rank, leader, secret: GroupSecret(secret), settings: Vec::new() }
+    NodesConfig { count, rank, leader, secret: GroupSecret(secret), tls, settings: Vec::new() }
 }
 
 fn address(given: &str) -> Result<String, String> {
@@ -121,6 +130,9 @@ mod tests {
         check("--group-secret s --nnodes 2 --node-rank 1 --leader a:1", pod, 2, 1, "a:1");
         check("--nnodes 2 --leader 127.0.0.1:5", ["", "", ""], 2, 0, "127.0.0.1:5");
         check("--nnodes 1", pod, 1, 0, "");
+        let tls = "--nnodes 2 --leader 10.0.0.1:5 --cluster-ca a --cluster-cert b --cluster-key c";
+        check(tls, ["", "", ""], 2, 0, "10.0.0.1:5");
+        check("--nnodes 2 --leader 10.0.0.1:5 --insecure-cluster", ["", "", ""], 2, 0, "10.0.0.1:5");
         check("", ["leader.example", "1", "0"], 1, 0, "");
         assert_eq!(
             read("-h=1".replace("-h=1", "--pipeline-parallel-size 3").as_str(), pod).0.pipeline_parallel,
@@ -132,7 +144,8 @@ mod tests {
     fn what_is_missing_is_named() {
         for (line, expected) in [
             ("--nnodes 2", "needs --leader HOST:PORT"),
-            ("--nnodes 2 --leader 10.0.0.1:80", "needs --group-secret"),
+            ("--nnodes 2 --leader 10.0.0.1:80", "needs --cluster-ca, --cluster-cert and --cluster-key"),
+            ("--nnodes 2 --leader 10.0.0.1:80 --cluster-ca a", "--cluster-cert and --cluster-key is missing"),
             ("--nnodes 2 --leader 10.0.0.1", "is not HOST:PORT"),
             (
                 "--nnodes 2 --node-rank 2 --leader localhost:80",

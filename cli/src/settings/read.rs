@@ -2,7 +2,8 @@
 //! and replaced by a default, so that one run reports all problems.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use skein_choice::policy::Policy;
@@ -10,8 +11,11 @@ use skein_node::config::{Origin, Settings, bytes, count, duration, one_of, text}
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::batch::jobs::MAX_RECORDS;
 use skein_router::config::{AdmissionConfig, BatchLimits, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::tenants::KeysFile;
 use skein_text::sources::TextSources;
 
+use super::guards::Guards;
+use super::metrics_port;
 use super::text_sources::{root_path, text_sources};
 
 /// Upper bound for all durations.
@@ -26,6 +30,10 @@ pub struct FrontSettings {
     pub host: String,
     /// Port; 0 = any free one.
     pub port: u16,
+    /// Certificates and the cluster's secret.
+    pub guards: Guards,
+    /// File for the usage of requests, which is opened last.
+    pub usage_log: Option<PathBuf>,
     /// The rest. Address, model and served names are filled in later.
     pub router: RouterConfig,
 }
@@ -42,6 +50,12 @@ impl FrontSettings {
             settings
                 .problem("--admin-api-key is also an --api-key; choose another, which only operators have");
         }
+        let keys_file = settings.value("api-keys-file", text).and_then(|path| {
+            KeysFile::open(Path::new(&path))
+                .map_err(|error| settings.problem(format!("--api-keys-file: {error}")))
+                .ok()
+        });
+        let usage_log = settings.value("usage-log", text).map(PathBuf::from);
         let admission = AdmissionConfig {
             max_num_queued_reqs: small(settings, "max-num-queued-reqs", 1, 1_000_000)
                 .unwrap_or(defaults.admission.max_num_queued_reqs),
@@ -54,9 +68,15 @@ impl FrontSettings {
             .unwrap_or(defaults.limits.request_timeout);
         let logprobs = small(settings, "max-logprobs", 0, defaults.limits.logprobs);
         let logprobs = logprobs.unwrap_or(defaults.limits.logprobs);
+        let guards = Guards::read(settings);
+        let metrics = metrics_port(settings, &host);
         let router = RouterConfig {
+            metrics,
+            tls: guards.front_port(),
+            cluster_secret: guards.secret.clone(),
             api_keys,
             admin_api_key,
+            keys_file,
             allowed_origins: settings.list("allowed-origins", origins).concat(),
             batch_dir: settings.value("batch-dir", text).map(PathBuf::from),
             batch_limits: batch_limits(settings),
@@ -71,13 +91,28 @@ impl FrontSettings {
             idle_timeout: settings
                 .value("timeout-keep-alive", duration(Duration::from_secs(1)..=A_DAY))
                 .unwrap_or(defaults.idle_timeout),
+            max_connections: small(settings, "max-connections", 1, 1_000_000)
+                .map_or(defaults.max_connections, |most| most as usize),
+            max_connections_per_ip: small(settings, "max-connections-per-ip", 0, 1_000_000)
+                .filter(|most| *most > 0)
+                .map(|most| most as usize),
             shutdown_timeout: shutdown_timeout(settings),
             recovery: recovery(settings),
             ..defaults
         };
-        let front = Self { host, port, router };
+        let front = Self { host, port, guards, usage_log, router };
         front.check_exposure(settings);
         front
+    }
+
+    /// The API's URL at `listen`.
+    pub fn url(&self, listen: SocketAddr) -> String {
+        format!("{}://{listen}/v1", self.scheme())
+    }
+
+    /// `http` or `https`.
+    pub fn scheme(&self) -> &'static str {
+        if self.router.tls.is_https() { "https" } else { "http" }
     }
 
     /// Whether only this machine can reach the API.
@@ -89,7 +124,7 @@ impl FrontSettings {
     /// Refuses to open the API to the network because of a configuration file alone: files get copied, so
     /// this takes an explicit decision at the start.
     fn check_exposure(&self, settings: &mut Settings) {
-        if self.is_loopback() || !self.router.api_keys.is_empty() || self.host.is_empty() {
+        if self.is_loopback() || self.router.has_keys() || self.host.is_empty() {
             return;
         }
         if let Origin::File(path) = settings.origin("host") {

@@ -13,7 +13,7 @@ pub struct Flag {
     /// Heading in help texts.
     pub group: &'static str,
     /// Bits of the commands that read it: [`SERVE`], [`ROUTER`], [`WORKER`], [`RUN`], [`BENCH`], [`GATEWAY`],
-    /// [`RUN_BATCH`].
+    /// [`RUN_BATCH`], [`DOCTOR`].
     pub commands: u8,
     /// One line of help.
     pub help: &'static str,
@@ -39,10 +39,13 @@ pub const BENCH: u8 = 16;
 pub const GATEWAY: u8 = 32;
 /// Bit of `skein run-batch`.
 pub const RUN_BATCH: u8 = 64;
+/// Bit of `skein doctor`, which also reads what `skein serve` does.
+pub const DOCTOR: u8 = 128;
 
 const FRONT: u8 = SERVE | ROUTER | GATEWAY;
 const COMPUTE: u8 = SERVE | WORKER | BENCH | RUN_BATCH;
 const TRACED: u8 = SERVE | ROUTER | WORKER | GATEWAY;
+const NODES: u8 = SERVE | ROUTER | WORKER | GATEWAY;
 const ALL: u8 = SERVE | ROUTER | WORKER | RUN | BENCH | GATEWAY | RUN_BATCH;
 
 const API: &str = "API";
@@ -52,6 +55,7 @@ const ROUTERS: &str = "Routers";
 /// Heading of the settings that only a router before OpenAI workers has.
 pub const UPSTREAM: &str = "OpenAI workers";
 const CLUSTER: &str = "Cluster";
+const TLS: &str = "TLS";
 const GPU: &str = "GPU";
 const FAKE: &str = "Fake device";
 const LIMITS: &str = "Limits";
@@ -234,6 +238,22 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "Key that also loads adapters and replaces the model; without it, an --api-key does neither [default: none]",
     ))),
+    one(
+        "api-keys-file",
+        None,
+        "FILE",
+        API,
+        FRONT,
+        "TOML file of keys with tenant, limits, models and expiry each (skein keys new); read again when it changes [default: none]",
+    ),
+    tokens(one(
+        "usage-log",
+        None,
+        "FILE",
+        API,
+        FRONT,
+        "Append a line of JSON with the tokens of each request to this file, which may be rotated [default: none]",
+    )),
     many(
         "allowed-origins",
         "ORIGIN",
@@ -312,12 +332,46 @@ pub const FLAGS: &[Flag] = &[
         "Also serve the API under this path, for a proxy that forwards its own path",
     ),
     one(
+        "metrics-port",
+        None,
+        "PORT",
+        API,
+        NODES,
+        "Serve /metrics and health (/livez, /readyz, /health) on this port, in plain HTTP without keys; /metrics then leaves the main port [default: the main port has them]",
+    ),
+    one("metrics-host", None, "HOST", API, NODES, "Address of --metrics-port [default: the main port's]"),
+    one(
         "listen",
         Some("127.0.0.1:9000"),
         "HOST:PORT",
         API,
         WORKER,
         "Address of the worker's gRPC service; port 0 = any free one",
+    ),
+    one(
+        "tls-cert",
+        None,
+        "FILE",
+        TLS,
+        NODES,
+        "PEM file of the certificate that this process shows to clients, with its issuers; the port then speaks HTTPS",
+    ),
+    one("tls-key", None, "FILE", TLS, NODES, "PEM file of its private key [default: --tls-cert has it]"),
+    one(
+        "tls-client-ca",
+        None,
+        "FILE",
+        TLS,
+        NODES,
+        "PEM file of the CA whose certificates clients must show [default: clients need none]",
+    ),
+    one(
+        "tls-client-certs",
+        Some("required"),
+        "KIND",
+        TLS,
+        NODES,
+        "With --tls-client-ca: whether clients must show a certificate: required, optional or none",
     ),
     one(
         "workers",
@@ -396,12 +450,52 @@ pub const FLAGS: &[Flag] = &[
         ROUTER,
         "With --worker-urls: a stream that is silent for this long has failed",
     ),
+    one(
+        "cluster-ca",
+        None,
+        "FILE",
+        CLUSTER,
+        NODES,
+        "PEM file of the cluster's CA: gateways, routers and workers speak mutual TLS with each other (see skein certs)",
+    ),
+    one(
+        "cluster-cert",
+        None,
+        "FILE",
+        CLUSTER,
+        NODES,
+        "PEM file of this node's certificate, issued by --cluster-ca",
+    ),
+    one("cluster-key", None, "FILE", CLUSTER, NODES, "PEM file of its private key"),
+    one(
+        "cluster-secret-file",
+        None,
+        "FILE",
+        CLUSTER,
+        NODES,
+        "File with a secret that all gateways, routers and workers share, where TLS is not wanted or in addition",
+    ),
+    secret(one(
+        "cluster-secret",
+        None,
+        "SECRET",
+        CLUSTER,
+        NODES,
+        "The secret itself; better in SKEIN_CLUSTER_SECRET or a file, because other users can see command lines",
+    )),
+    switch(
+        "insecure-cluster",
+        "false",
+        CLUSTER,
+        SERVE | WORKER,
+        "Let a worker listen on the network without certificates or a secret: anyone who reaches it can use it",
+    ),
     tokens(one(
         "discovery",
         None,
         "SOURCE",
         CLUSTER,
-        ROUTER | WORKER,
+        ROUTER | WORKER | DOCTOR,
         "Where routers find workers: etcd://host:2379[,host:2379][/cluster], etcds:// for TLS, dns://name:port (routers only)",
     )),
     one(
@@ -428,13 +522,13 @@ pub const FLAGS: &[Flag] = &[
         WORKER,
         "How long a worker's entry in etcd survives without a keep-alive",
     ),
-    tokens(one("etcd-user", None, "NAME", CLUSTER, ROUTER | WORKER, "User name for etcd")),
+    tokens(one("etcd-user", None, "NAME", CLUSTER, ROUTER | WORKER | DOCTOR, "User name for etcd")),
     tokens(one(
         "etcd-password-file",
         None,
         "FILE",
         CLUSTER,
-        ROUTER | WORKER,
+        ROUTER | WORKER | DOCTOR,
         "File with the password of --etcd-user",
     )),
     tokens(one(
@@ -442,7 +536,7 @@ pub const FLAGS: &[Flag] = &[
         None,
         "FILE",
         CLUSTER,
-        ROUTER | WORKER,
+        ROUTER | WORKER | DOCTOR,
         "Authority that signed etcd's certificates (PEM); for etcds://",
     )),
     tokens(one(
@@ -450,10 +544,17 @@ pub const FLAGS: &[Flag] = &[
         None,
         "FILE",
         CLUSTER,
-        ROUTER | WORKER,
+        ROUTER | WORKER | DOCTOR,
         "Client certificate (PEM), if etcd requires one",
     )),
-    tokens(one("etcd-key", None, "FILE", CLUSTER, ROUTER | WORKER, "Private key of --etcd-cert (PEM)")),
+    tokens(one(
+        "etcd-key",
+        None,
+        "FILE",
+        CLUSTER,
+        ROUTER | WORKER | DOCTOR,
+        "Private key of --etcd-cert (PEM)",
+    )),
     same_on_nodes(
         "/ranks/tensor_parallel",
         one(
@@ -723,6 +824,22 @@ pub const FLAGS: &[Flag] = &[
         LIMITS,
         FRONT,
         "How long a client's HTTP/1.1 connection without a request stays open; longer than a proxy in front keeps it",
+    ),
+    one(
+        "max-connections",
+        Some("16384"),
+        "N",
+        LIMITS,
+        FRONT,
+        "Most connections of clients at once, within the file descriptors that the system allows; further ones wait",
+    ),
+    one(
+        "max-connections-per-ip",
+        Some("0"),
+        "N",
+        LIMITS,
+        FRONT,
+        "Most connections of one client's address; further ones are closed at once. 0 = no limit, as behind a proxy, where all clients have its address",
     ),
     one(
         "migration-limit",

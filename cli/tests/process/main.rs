@@ -3,6 +3,7 @@
 mod adapter_records;
 mod adapters;
 mod chaos;
+mod doctor;
 mod etcd;
 mod faults;
 mod gguf;
@@ -14,6 +15,7 @@ mod rank_adapters;
 mod replaced;
 mod serving;
 mod swap;
+mod tools;
 mod traces;
 mod wide_model;
 

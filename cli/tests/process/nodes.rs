@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use skein_node::clock;
 use skein_tests::nodes::lasting_address;
+use skein_tests::pki::{Pair, Pki};
 use skein_tests::process::{Cluster, children_of, send_signal, shipped_model};
 
 use crate::chaos::{STREAMS, difference, run_all};
@@ -88,6 +89,11 @@ fn check(seen: &[skein_tests::client::History], expected: &[skein_tests::client:
 
 /// Runs streams over a group of two nodes while each of its ranks in turn receives its signal.
 async fn run(shape: &[&str], each: usize, signals: &[(&str, usize)]) {
+    run_locked(shape, each, signals, [&[]; 2]).await;
+}
+
+/// [`run`], with flags for the leader's node and for the other one.
+async fn run_locked(shape: &[&str], each: usize, signals: &[(&str, usize)], [here, there]: [&[&str]; 2]) {
     let client = reqwest::Client::new();
     let model = wide_model::write();
     let served = [model.path().to_str().unwrap(), "--served-model-name", "skein-7m", "--device", "cpu"];
@@ -96,8 +102,8 @@ async fn run(shape: &[&str], each: usize, signals: &[(&str, usize)]) {
     drop(alone);
     let leader = lasting_address().to_string();
     let group = ["--nnodes", "2", "--leader", &leader];
-    let node = Node::start(model.path(), &[&group[..], &["--node-rank", "1"]].concat());
-    let arguments = [&served[..], &["--threads", "2"], shape, &group[..]].concat();
+    let node = Node::start(model.path(), &[&group[..], &["--node-rank", "1"], there].concat());
+    let arguments = [&served[..], &["--threads", "2"], shape, &group[..], here].concat();
     let cluster = Cluster::serve(SKEIN, &arguments).await;
     let logs = |cluster: &Cluster| format!("{}\nnode 1:\n{}", cluster.log(), node.log());
     wait_for_group(&cluster, &node, each).await;
@@ -131,6 +137,53 @@ fn a_layer_over_two_nodes_draws_the_tokens_of_one_rank_whatever_rank_ends() {
 fn stages_on_two_nodes_draw_the_tokens_of_one_rank_whatever_rank_ends() {
     let signals = [("KILL", 3), ("KILL", 0), ("STOP", 2)];
     block_on(run(&["-tp", "2", "-pp", "2"], 2, &signals));
+}
+
+/// Flags with a node's certificate.
+fn identity(pki: &Pki, node: &str) -> Vec<String> {
+    let Pair { cert, key } = pki.node(node);
+    let files = [("--cluster-ca", pki.ca()), ("--cluster-cert", cert), ("--cluster-key", key)];
+    files.into_iter().flat_map(|(flag, path)| [flag.into(), path.display().to_string()]).collect()
+}
+
+#[test]
+fn nodes_with_certificates_draw_the_tokens_of_one_rank_whatever_rank_ends() {
+    let pki = Pki::new();
+    let identities = ["a", "b"].map(|node| identity(&pki, node));
+    let [here, there] =
+        identities.each_ref().map(|flags| flags.iter().map(String::as_str).collect::<Vec<_>>());
+    // Exchanges and links between nodes, and a peer that ends or falls silent.
+    let signals = [("KILL", 3), ("STOP", 2)];
+    block_on(run_locked(&["-tp", "2", "-pp", "2"], 2, &signals, [&here, &there]));
+    block_on(run_locked(&["-tp", "2"], 1, &[("KILL", 1)], [&here, &there]));
+}
+
+#[test]
+fn a_node_without_a_certificate_of_the_cluster_does_not_join() {
+    let (pki, other) = (Pki::new(), Pki::new());
+    let leader = lasting_address().to_string();
+    let group = ["--nnodes", "2", "--leader", &leader];
+    let start = |flags: &[String], rank| {
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        Node::start(&shipped_model(), &[&group[..], &flags, &["--node-rank", rank, "-tp", "2"]].concat())
+    };
+    let leading = start(&identity(&pki, "a"), "0");
+    let told = |node: Node, expected: &str| {
+        let began = clock::now();
+        while !node.log().contains(expected) {
+            assert!(clock::now().since(began) < Duration::from_secs(30), "{}\n{}", node.log(), leading.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!leading.log().contains("a node joined"), "{}", leading.log());
+    };
+    told(start(&identity(&other, "c"), "1"), "the leader at");
+    told(start(&[], "1"), "the leader at");
+    let joining = start(&identity(&pki, "b"), "1");
+    let began = clock::now();
+    while !leading.log().contains("a node joined") {
+        assert!(clock::now().since(began) < Duration::from_secs(30), "{}\n{}", joining.log(), leading.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// A network namespace with a link to this one; deleted when dropped.
@@ -232,7 +285,7 @@ fn nodes_that_disagree_are_refused_with_both_named() {
             (other.path(), group, &[][..], ["node 1 has the model", "node 0 has"]),
             (&*shipped, group, &["--block-size", "32"], ["node 1 has --block-size 32", "node 0 has 16"]),
             (&*shipped, group, &["-tp", "4"], ["node 1 has --tensor-parallel-size 4", "node 0 has 2"]),
-            (&*shipped, secret, &[], ["a different --group-secret than node 1", "node 0"]),
+            (&*shipped, secret, &[], ["a different --group-secret or cluster secret than node 1", "node 0"]),
         ] {
             let mut node = Node::start(model, &[&flags[..], &["--node-rank", "1"], extra].concat());
             let began = clock::now();

@@ -36,8 +36,10 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
-use self::inputs::Model;
-use self::outputs::Completion;
+pub use self::inputs::Model;
+#[cfg(feature = "fuzzing")]
+pub use self::inputs::request;
+pub use self::outputs::Completion;
 
 /// Bytes that a pipe holds in each direction.
 const PIPE_BYTES: usize = 64 * 1024;

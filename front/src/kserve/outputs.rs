@@ -118,8 +118,10 @@ impl Completion {
     /// Token counts, if the server tells them.
     fn usage(&self) -> Option<Value> {
         let prompt = self.prompt_tokens?;
-        let completion = self.samples.iter().map(|sample| sample.tokens).sum::<Option<u64>>()?;
-        let total = prompt + completion;
+        // A server may count what it likes.
+        let add = |sum: u64, sample: &Sample| Some(sum.saturating_add(sample.tokens?));
+        let completion = self.samples.iter().try_fold(0, add)?;
+        let total = prompt.saturating_add(completion);
         Some(json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}))
     }
 
@@ -154,7 +156,7 @@ impl Completion {
             }
             let sample = &mut self.samples[index];
             if let Some(count) = counts.get(at) {
-                sample.tokens = Some(sample.tokens.unwrap_or(0) + count);
+                sample.tokens = Some(sample.tokens.unwrap_or(0).saturating_add(*count));
             }
             if let Some(reason) = reasons.get(at).and_then(Value::as_str).filter(|reason| *reason != "None") {
                 sample.finish = Some(reason.to_owned());
@@ -213,6 +215,23 @@ mod tests {
 
     fn completion(fields: &Value) -> Completion {
         Completion::new("7", 9, "m", fields.as_object().unwrap())
+    }
+
+    #[test]
+    fn counts_beyond_all_numbers_are_told_as_the_largest() {
+        let outputs = json!({"text_output": ["a"], "num_output_tokens": [1], "num_input_tokens": [1]});
+        let mut most = response(&outputs, Some(true));
+        for (output, raw) in most.outputs.iter_mut().zip(&mut most.raw_output_contents) {
+            if output.name.ends_with("tokens") {
+                output.datatype = "UINT64".to_owned();
+                *raw = encoded("UINT64", &[u64::MAX.into()]).unwrap();
+            }
+        }
+        let mut all = completion(&json!({}));
+        for response in [most.clone(), most] {
+            all.gather(response).unwrap();
+        }
+        assert_eq!(all.whole()["usage"]["total_tokens"], u64::MAX);
     }
 
     #[test]

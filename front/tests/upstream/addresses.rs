@@ -9,6 +9,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 use skein_front::{UpstreamConfig, Upstreams, WorkerUrl};
 use skein_node::discovery::{Change, Member};
+use skein_tls::{ClientFiles, ClientTls};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -45,6 +46,14 @@ async fn encrypted(name: &str, inner: SocketAddr) -> (String, SocketAddr) {
     (cert.pem(), address)
 }
 
+/// Trusts the certificate in `pem`, and no other.
+fn trusting(pem: &str) -> ClientTls {
+    let folder = tempfile::tempdir().expect("the harness works");
+    let ca = folder.path().join("ca.pem");
+    std::fs::write(&ca, pem).expect("the harness works");
+    ClientTls::read(&ClientFiles { ca: Some(ca), identity: None }).expect("a certificate")
+}
+
 fn with_url(url: &str) -> UpstreamConfig {
     let mut config = config();
     config.workers = vec![WorkerUrl::parse(url).expect("a URL")];
@@ -56,7 +65,7 @@ async fn workers_with_tls_answer_stream_and_fail_as_others_do() {
     let mock = Mock::start().await;
     let (pem, address) = encrypted("localhost", mock.address).await;
     let mut config = with_url(&format!("https://localhost:{}/v1", address.port()));
-    config.use_worker_ca(pem.as_bytes()).unwrap();
+    config.use_worker_tls(trusting(&pem));
     let scene = Scene::serve(vec![mock], Upstreams::start(config)).await;
     scene.wait_for_up(1).await;
     assert_eq!(
@@ -86,7 +95,7 @@ async fn a_worker_whose_certificate_is_not_trusted_gets_no_request() {
     let ask = async |url: String, pem: &str| {
         let mut config = with_url(&url);
         config.router.recovery.queue_timeout = Duration::from_millis(100);
-        config.use_worker_ca(pem.as_bytes()).unwrap();
+        config.use_worker_tls(trusting(pem));
         let scene = Scene::serve(Vec::new(), Upstreams::start(config)).await;
         tokio::time::sleep(Duration::from_millis(500)).await;
         scene.post("/v1/completions", &completion(false, 1)).await

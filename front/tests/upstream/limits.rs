@@ -151,3 +151,59 @@ async fn a_receipt_says_why_a_worker_was_chosen() {
         scene.workers.iter().flat_map(super::Mock::calls).all(|(head, _)| !head.contains("x-skein-receipt"))
     );
 }
+
+/// A file with these entries, for the duration of the test.
+fn keys_file(name: &str, text: &str) -> skein_router::tenants::KeysFile {
+    let path = std::env::temp_dir().join(format!("skein-front-{name}-{}.toml", std::process::id()));
+    std::fs::write(&path, text).expect("a keys file");
+    let file = skein_router::tenants::KeysFile::open(&path).expect("a keys file");
+    std::fs::remove_file(&path).expect("a keys file");
+    file
+}
+
+#[tokio::test]
+async fn keys_of_a_file_bound_models_priorities_and_requests() {
+    let keys = ["a", "b", "c"].map(|letter| letter.repeat(40));
+    let entry = |at: usize, more: &str| {
+        let hash = skein_router::tenants::hash_text(&keys[at]);
+        format!("[[keys]]\nid = \"k{at}\"\ntenant = \"acme\"\nhash = \"{hash}\"\n{more}\n")
+    };
+    let text = entry(0, "requests-per-minute = 2") + &entry(1, "models = [\"other\"]");
+    let mut config = config();
+    config.router.keys_file = Some(keys_file("bounds", &text));
+    let scene = Scene::with(1, config, Duration::ZERO).await;
+    let ask = async |at: usize, body: serde_json::Value| {
+        let bearer = format!("Bearer {}", keys[at]);
+        scene.ask("POST", "/v1/completions", &[("authorization", &bearer)], body.to_string()).await
+    };
+    let body = || completion(false, 1);
+    assert_eq!(ask(2, body()).await.status, 401);
+    let mut urgent = body();
+    urgent["priority"] = (-1).into();
+    let refused = ask(0, urgent).await;
+    assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some("priority")));
+    assert_eq!(ask(1, body()).await.status, 404);
+    let answer = ask(0, body()).await;
+    assert_eq!(
+        (answer.status, &answer.headers["x-ratelimit-remaining-requests"]),
+        (200, &"1".parse().unwrap())
+    );
+    let head = &scene.workers[0].calls()[0].0;
+    assert!(!head.contains(&keys[0]), "the key is for this router: {head}");
+    assert_eq!(ask(0, body()).await.status, 200);
+    let over = ask(0, body()).await;
+    assert_eq!((over.status, over.json()["error"]["code"].as_str()), (429, Some("rate_limit_exceeded")));
+    assert!(over.headers.contains_key("retry-after"));
+    assert_eq!(scene.calls(), 2, "what was refused did not reach a worker");
+    let bearer = |at: usize| [("authorization", format!("Bearer {}", keys[at]))];
+    for (at, expected) in [(0, true), (1, false)] {
+        let [(name, value)] = &bearer(at);
+        let list = scene.ask("GET", "/v1/models", &[(*name, value.as_str())], String::new()).await;
+        assert_eq!(list.json()["data"].as_array().is_some_and(|data| !data.is_empty()), expected);
+    }
+    let scrape = scene.get("/metrics").await.text;
+    for (outcome, count) in [("completed", 2), ("limited", 1)] {
+        let line = format!("skein_tenant_requests_total{{outcome=\"{outcome}\",tenant=\"acme\"}} {count}");
+        assert!(scrape.contains(&line), "{line}: {scrape}");
+    }
+}

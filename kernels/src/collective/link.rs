@@ -1,12 +1,12 @@
 //! One-way links over which a pipeline stage sends rows to the next: between threads, through shared memory,
 //! and over TCP. Rows are buffered in the link, so that the sending stage continues immediately.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::io::{ErrorKind, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use super::ring::{RingError, RingReader, RingWriter};
+use super::stream::Stream;
 use super::{Begun, How, Lost};
 
 /// Sending end of a link.
@@ -178,14 +178,20 @@ impl StreamOutlet {
     ///
     /// # Errors
     /// If the socket cannot be configured or the thread cannot be started.
-    pub fn start(stream: TcpStream, peer: usize, steps: usize, timeout: Duration) -> std::io::Result<Self> {
-        stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(timeout))?;
+    pub fn start(
+        stream: impl Stream + 'static,
+        peer: usize,
+        steps: usize,
+        timeout: Duration,
+    ) -> std::io::Result<Self> {
+        stream.socket().set_nodelay(true)?;
+        stream.socket().set_write_timeout(Some(timeout))?;
         let (queue, messages) = sync_channel::<Vec<u8>>(steps);
         let write = move || {
             let mut stream = stream;
             // After a failure the queue is closed, which the sender detects.
-            while messages.recv().is_ok_and(|bytes| stream.write_all(&bytes).is_ok()) {}
+            let mut write = |bytes: Vec<u8>| stream.write_all(&bytes).and_then(|()| stream.flush());
+            while messages.recv().is_ok_and(|bytes| write(bytes).is_ok()) {}
         };
         std::thread::Builder::new().name(format!("skein-link-{peer}")).spawn(write)?;
         Ok(Self { queue, messages: Messages::new(peer, timeout) })
@@ -206,7 +212,7 @@ impl Outlet for StreamOutlet {
 /// Receives values from a process on another machine.
 #[derive(Debug)]
 pub struct StreamInlet {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     messages: Messages,
     bytes: Vec<u8>,
 }
@@ -216,8 +222,8 @@ impl StreamInlet {
     ///
     /// # Errors
     /// If the socket cannot be configured.
-    pub fn new(stream: TcpStream, peer: usize, timeout: Duration) -> std::io::Result<Self> {
-        stream.set_nodelay(true)?;
+    pub fn new(stream: Box<dyn Stream>, peer: usize, timeout: Duration) -> std::io::Result<Self> {
+        stream.socket().set_nodelay(true)?;
         Ok(Self { stream, messages: Messages::new(peer, timeout), bytes: Vec::new() })
     }
 
@@ -231,7 +237,7 @@ impl StreamInlet {
                 return Err(begun.lost(peer, How::Silent));
             }
             let ended = || begun.lost(peer, How::Ended);
-            self.stream.set_read_timeout(Some(left)).map_err(|_| ended())?;
+            self.stream.socket().set_read_timeout(Some(left)).map_err(|_| ended())?;
             match self.stream.read(&mut self.bytes[done..count]) {
                 Ok(0) => return Err(ended()),
                 Ok(read) => done += read,
@@ -267,7 +273,7 @@ impl Inlet for StreamInlet {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use skein_sys::shared_memory::SharedMemory;
 
@@ -302,7 +308,7 @@ mod tests {
                 "stream",
                 (
                     Box::new(StreamOutlet::start(one, 2, 2, timeout).unwrap()),
-                    Box::new(StreamInlet::new(other, 4, timeout).unwrap()),
+                    Box::new(StreamInlet::new(Box::new(other), 4, timeout).unwrap()),
                 ),
             ),
         ]

@@ -13,6 +13,7 @@ pub mod link;
 mod ring;
 mod shared;
 mod sockets;
+mod stream;
 mod threads;
 
 use std::fmt;
@@ -24,6 +25,7 @@ pub use grid::Grid;
 pub use ring::{Ring, RingError, RingReader, RingWriter};
 pub use shared::{End, Shared};
 pub use sockets::{Closer, Sockets};
+pub use stream::Stream;
 pub use threads::Threads;
 
 /// Most ranks in a group.
@@ -184,10 +186,11 @@ mod tests {
     /// A TCP connection between each two of `count` ranks, over loopback.
     fn connected(count: usize, timeout: Duration) -> Vec<Sockets> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut streams: Vec<Vec<_>> = (0..count).map(|_| Vec::new()).collect();
+        let mut streams: Vec<Vec<Box<dyn Stream>>> = (0..count).map(|_| Vec::new()).collect();
         for (low, high) in (0..count).flat_map(|high| (0..high).map(move |low| (low, high))) {
-            streams[high].push(std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap());
-            streams[low].push(listener.accept().unwrap().0);
+            let connected = std::net::TcpStream::connect(listener.local_addr().unwrap());
+            streams[high].push(Box::new(connected.unwrap()));
+            streams[low].push(Box::new(listener.accept().unwrap().0));
         }
         let ranks = streams.into_iter().enumerate();
         ranks.map(|(rank, streams)| Sockets::new(rank, streams, timeout).unwrap()).collect()

@@ -7,6 +7,7 @@ use std::time::Duration;
 use skein_sys::poll::Poll;
 
 use super::link::is_passing;
+use super::stream::Stream;
 use super::{Begun, How, Lost, Ranks, check_lengths};
 
 /// Size of a message header, in bytes: number of the exchange and length.
@@ -27,7 +28,9 @@ pub struct Sockets {
 #[derive(Debug)]
 struct Peer {
     rank: usize,
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
+    /// Whether written bytes may not have left yet.
+    unflushed: bool,
     /// Bytes sent and received in this exchange, including headers.
     sent: usize,
     got: usize,
@@ -59,12 +62,12 @@ impl Sockets {
     ///
     /// # Errors
     /// If the sockets cannot be configured.
-    pub fn new(rank: usize, streams: Vec<TcpStream>, timeout: Duration) -> std::io::Result<Self> {
+    pub fn new(rank: usize, streams: Vec<Box<dyn Stream>>, timeout: Duration) -> std::io::Result<Self> {
         let others = (0..streams.len() + 1).filter(|other| *other != rank);
-        let peer = |(rank, stream): (usize, TcpStream)| {
-            stream.set_nodelay(true)?;
-            stream.set_nonblocking(true)?;
-            Ok(Peer { rank, stream, sent: 0, got: 0, header: [0; HEADER] })
+        let peer = |(rank, stream): (usize, Box<dyn Stream>)| {
+            stream.socket().set_nodelay(true)?;
+            stream.socket().set_nonblocking(true)?;
+            Ok(Peer { rank, stream, unflushed: false, sent: 0, got: 0, header: [0; HEADER] })
         };
         let peers = others.zip(streams).map(peer).collect::<std::io::Result<_>>()?;
         Ok(Self { rank, peers, number: 0, timeout, poll: Poll::default() })
@@ -75,7 +78,7 @@ impl Sockets {
 impl Sockets {
     /// Connection to the first other rank.
     pub(super) fn peers_of_test(&self) -> TcpStream {
-        self.peers[0].stream.try_clone().unwrap()
+        self.peers[0].stream.socket().try_clone().unwrap()
     }
 }
 
@@ -90,8 +93,18 @@ impl Peer {
             };
             match self.stream.write(bytes) {
                 Ok(0) => return Err(How::Ended),
-                Ok(sent) => self.sent += sent,
+                Ok(sent) => {
+                    self.sent += sent;
+                    self.unflushed = true;
+                }
                 Err(error) if is_passing(&error) => break,
+                Err(_) => return Err(How::Ended),
+            }
+        }
+        if self.unflushed {
+            match self.stream.flush() {
+                Ok(()) => self.unflushed = false,
+                Err(error) if is_passing(&error) => {}
                 Err(_) => return Err(How::Ended),
             }
         }
@@ -150,7 +163,7 @@ impl Ranks for Sockets {
                     // The other ranks still get this rank's bytes, so that they report the same lost rank.
                     Err(how) => failed = failed.or(Some((peer.rank, how))),
                 }
-                if peer.sent.min(peer.got) < HEADER + len {
+                if peer.unflushed || peer.sent.min(peer.got) < HEADER + len {
                     missing.get_or_insert(peer.rank);
                 }
             }
@@ -167,7 +180,8 @@ impl Ranks for Sockets {
             }
             self.poll.clear();
             for peer in &self.peers {
-                self.poll.add(&peer.stream, peer.got < HEADER + len, peer.sent < HEADER + len);
+                let sends = peer.unflushed || peer.sent < HEADER + len;
+                self.poll.add(peer.stream.socket(), peer.got < HEADER + len, sends);
             }
             self.poll.wait(left);
         }

@@ -12,7 +12,7 @@ use super::device::driver_version;
 use super::error::check;
 use super::images::{KERNELS, NVCC_RELEASE, TARGETS};
 use super::launch::Kernel;
-use super::nvrtc::Compiler;
+use super::nvrtc::{self, Compiler};
 use super::{CudaError, Device};
 
 /// Origin of the loaded kernels.
@@ -46,6 +46,23 @@ impl fmt::Display for KernelSource {
     }
 }
 
+/// Where the kernels of this binary come from on any device: built in, or a compiler on this machine. Loads
+/// no kernel and needs no device.
+///
+/// # Errors
+/// If they are not built in and NVRTC is missing or too old.
+pub fn origin() -> Result<String, CudaError> {
+    if are_embedded() {
+        return Ok(KernelSource::Embedded.to_string());
+    }
+    let (major, minor) = nvrtc::find()?;
+    Ok(format!("compiled at the first start, which takes minutes, by NVRTC {major}.{minor}"))
+}
+
+fn are_embedded() -> bool {
+    KERNELS.iter().all(|kernel| !kernel.fatbin.0.is_empty())
+}
+
 /// All kernels of this binary, loaded on one device.
 #[derive(Debug)]
 pub struct Kernels {
@@ -63,7 +80,7 @@ impl Kernels {
     /// Loads the kernels on `device`: those embedded in the binary, or else compiled here, which takes
     /// minutes of processor time at the first start, and at least as long as `gemv_packed.cu`: a minute.
     pub fn load(device: &Arc<Device>) -> Result<Self, CudaError> {
-        let (source, compiled) = if KERNELS.iter().all(|kernel| !kernel.fatbin.0.is_empty()) {
+        let (source, compiled) = if are_embedded() {
             (KernelSource::Embedded, None)
         } else {
             let (source, images) = compile(device)?;

@@ -43,11 +43,7 @@ pub(super) struct Compiled {
 impl Compiler {
     /// Finds NVRTC and the target for `device`.
     pub(super) fn for_device(device: &Device) -> Result<Self, CudaError> {
-        // SAFETY: only looks for the library.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(CudaError::NoCompiler { why: "was not found".into() });
-        }
-        let version = version()?;
+        let version = find()?;
         let (major, minor) = device.capability;
         let target = Target::of(major * 10 + minor, &supported()?).ok_or_else(|| CudaError::NoCompiler {
             why: format!(
@@ -230,6 +226,15 @@ fn error_text(code: sys::nvrtcResult) -> String {
     }
     // SAFETY: a constant string of the library, which stays loaded.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// Finds the library; returns its version.
+pub(super) fn find() -> Result<(u32, u32), CudaError> {
+    // SAFETY: only looks for the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoCompiler { why: "was not found".into() });
+    }
+    version()
 }
 
 /// Version of the library; an error if it is too old.

@@ -195,7 +195,11 @@ impl Settings {
 
     /// Records a problem, for example one that involves several settings.
     pub fn problem(&mut self, message: impl Into<String>) {
-        self.problems.push(message.into());
+        let message = message.into();
+        // A setting that two parts of the process read has one problem.
+        if !self.problems.contains(&message) {
+            self.problems.push(message);
+        }
     }
 
     /// Records a note for the log that is not a problem.

@@ -1,9 +1,9 @@
-//! Bearer token shared by a supervised worker and its router, so that other users' processes cannot call the
-//! worker.
+//! Bearer token shared by a worker and its router, so that others cannot call the worker.
 //!
-//! Each worker process has its own token. It is passed through the worker's standard input, never through
-//! arguments or the environment, and expires with the process: a process that takes over a dead worker's port
-//! cannot use the token that it receives.
+//! The operator of a cluster gives one to all its processes. Under a supervisor each worker process has its
+//! own. It is passed through the worker's standard input, never through arguments or the environment, and
+//! expires with the process: a process that takes over a dead worker's port cannot use the token that it
+//! receives.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -12,10 +12,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 /// Number of random bytes in a secret, which is written in hexadecimal.
 const SECRET_BYTES: usize = 32;
+/// Lengths of a secret that an operator gives. Shorter ones can be guessed.
+const GIVEN_LENGTHS: std::ops::RangeInclusive<usize> = 16..=4096;
 /// Random number generator of the system.
 const RANDOM_SOURCE: &str = "/dev/urandom";
 
-/// Bearer token of a worker process.
+/// Bearer token of a worker process, or of a cluster.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<str>);
 
@@ -31,6 +33,29 @@ impl Secret {
         for byte in bytes {
             // Writing to a string does not fail.
             let _ = write!(text, "{byte:02x}");
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// The secret that an operator has given to the processes of a cluster.
+    ///
+    /// # Errors
+    /// If it is short enough to be guessed, or cannot be sent in a header. The message does not repeat it.
+    pub fn given(text: &str) -> Result<Self, String> {
+        let text = text.trim_end_matches(['\r', '\n']);
+        if !GIVEN_LENGTHS.contains(&text.len()) {
+            return Err(format!(
+                "the secret has {} characters; give {} to {}, such as 32 random bytes in hexadecimal (`openssl rand \
+                 -hex 32`)",
+                text.len(),
+                GIVEN_LENGTHS.start(),
+                GIVEN_LENGTHS.end()
+            ));
+        }
+        if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(
+                "the secret has spaces or characters outside ASCII; use letters and digits".to_owned()
+            );
         }
         Ok(Self(text.into()))
     }
@@ -107,6 +132,16 @@ mod tests {
         assert_ne!(secret, Secret::draw().expect("another one"));
         for wrong in ["", "\n", "abc\n", secret.expose()] {
             assert!(Secret::read(wrong.as_bytes()).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_given_secret_is_long_and_printable() {
+        let good = "0123456789abcdef";
+        assert_eq!(Secret::given(&format!("{good}\r\n")).expect("a line").expose(), good);
+        for bad in ["", "short", "0123456789 abcdef", "0123456789abcdeé", &"x".repeat(5000)] {
+            let message = Secret::given(bad).expect_err("refused");
+            assert!(bad.is_empty() || !message.contains(bad), "{message}");
         }
     }
 

@@ -40,7 +40,7 @@ use crate::request::tenant::Tenant;
 /// All HTTP routes, with the gRPC routes `guarded` and `open` merged in. When keys are set, everything except
 /// the health routes, the page at `/` and `open` needs one.
 pub fn router(app: App, guarded: Router, open: Router) -> Router {
-    let keys = ApiKeys::new(&app.config.api_keys, app.config.admin_api_key.as_deref());
+    let keys = ApiKeys::of(&app.config);
     let root_path = app.config.root_path.clone();
     let cors = cors::layer(&app.config.allowed_origins);
     let guarded = Router::new()
@@ -52,7 +52,7 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .merge(face::guarded(kserve::rest::routes(), &keys, KserveError::refuse))
         .merge(face::guarded(guarded.with_state(()), &keys, grpc::status::refuse))
         .fallback_service(unknown(&keys));
-    let open = face::known_methods(skein::open_routes(), OpenAiError::refuse)
+    let open = face::known_methods(skein::open_routes(&app), OpenAiError::refuse)
         .merge(face::known_methods(page::routes(), OpenAiError::refuse))
         .merge(face::known_methods(kserve::rest::open_routes(), KserveError::refuse))
         .merge(open.with_state(()));
@@ -69,6 +69,11 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         None => all,
     };
     below(&root_path, all)
+}
+
+/// What a port of its own for metrics and health serves.
+pub fn metrics_port(app: App) -> Router {
+    skein::metrics_routes().merge(skein::health_routes()).with_state(app)
 }
 
 /// Refuses the paths that no API has, also behind the keys. Those below `/api/` are Ollama's, those below

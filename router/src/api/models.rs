@@ -2,7 +2,7 @@
 //! header of their own with every request, and get the form of their API.
 
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Extension, Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -12,6 +12,7 @@ use super::openai::error::OpenAiError;
 use super::{anthropic, openai};
 use crate::app::App;
 use crate::refusal::Refusal;
+use crate::request::tenant::Tenant;
 
 /// All routes of the path.
 pub fn routes() -> Router<App> {
@@ -32,23 +33,24 @@ pub fn refuse(request: &Request, refusal: Refusal) -> Response {
     form(request, refusal)
 }
 
-async fn list(State(app): State<App>, request: Request) -> Response {
+async fn list(State(app): State<App>, Extension(tenant): Extension<Tenant>, request: Request) -> Response {
     if !is_anthropic(&request) {
-        return Json(openai::models::list(&app)).into_response();
+        return Json(openai::models::list(&app, &tenant)).into_response();
     }
-    let page = anthropic::models::list(&app, request.uri());
+    let page = anthropic::models::list(&app, &tenant, request.uri());
     page.map_or_else(|refusal| refuse(&request, refusal), |page| Json(page).into_response())
 }
 
 /// `GET /v1/models/{id}`. The id may contain slashes.
 async fn retrieve(
     State(app): State<App>,
+    Extension(tenant): Extension<Tenant>,
     id: Result<Path<String>, PathRejection>,
     request: Request,
 ) -> Response {
     let not_text = |_| Refusal::invalid("model", "The model's name in the path is not UTF-8.");
     let found = id.map_err(not_text).and_then(|Path(id)| {
-        let adapter = app.check_model(Some(&id))?;
+        let adapter = app.check_model(Some(&id), &tenant)?;
         Ok((id, adapter.is_some()))
     });
     match found {

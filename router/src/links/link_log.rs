@@ -86,7 +86,10 @@ fn describe(reached: Reached, error: &CallError) -> String {
     match (reached, code) {
         (Reached::Nothing, _) => format!("cannot be reached: {error}"),
         (Reached::Process, Some(Code::Unauthenticated)) => {
-            "requires an API key: --router-api-key must be one of its --api-key values".to_owned()
+            format!(
+                "does not accept this process: {error} (a worker needs the same --cluster-secret-file; a router that, or \
+                 one of its --api-key values as --router-api-key)"
+            )
         }
         (Reached::Process, Some(Code::Unimplemented)) => {
             format!("is neither a Skein worker nor a router: {error}")
@@ -136,7 +139,8 @@ mod tests {
             assert!(reason.contains(expected), "{reason}");
         };
         let key = answered(Code::Unauthenticated, "Incorrect API key provided.");
-        check(Reached::Process, key, "requires an API key: --router-api-key");
+        check(Reached::Process, key, "API key provided. (a worker needs the same --cluster-secret-file");
+        check(Reached::Process, answered(Code::Unauthenticated, ""), "as --router-api-key");
         let other = answered(Code::Unimplemented, "");
         check(Reached::Process, other, "is neither a Skein worker nor a router: Unimplemented: ");
         check(

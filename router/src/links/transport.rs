@@ -11,11 +11,13 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use skein_proto::MAX_MESSAGE_BYTES;
 use skein_proto::worker::v1::{self as wire, worker_client::WorkerClient as WireClient};
+use skein_tls::ClientTls;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+use super::encrypted::{CONNECT_TIMEOUT, Encrypted};
+
 /// With `KEEPALIVE_TIMEOUT` bounds the time until a silent peer (a cut cable, a stopped process) is noticed.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -68,53 +70,56 @@ pub trait Connector: Debug + Send + Sync + 'static {
     fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>>;
 }
 
-/// gRPC over TCP.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Grpc;
-
-/// gRPC over TCP to peers that require an API key: routers, as seen from a gateway.
-#[derive(Debug, Clone)]
-pub struct GrpcWithKey {
-    authorization: MetadataValue<Ascii>,
+/// gRPC over TCP, with TLS and a bearer token if they are set.
+#[derive(Debug, Clone, Default)]
+pub struct Grpc {
+    authorization: Option<MetadataValue<Ascii>>,
+    tls: Option<ClientTls>,
 }
 
-impl GrpcWithKey {
-    /// Sends `key` with every call; `None` if it is not printable ASCII.
-    pub fn new(key: &str) -> Option<Self> {
+impl Grpc {
+    /// Sends `key` with every call: a router's API key, or the cluster's secret. `None` if it is not
+    /// printable ASCII.
+    pub fn with_key(self, key: &str) -> Option<Self> {
         let mut authorization: MetadataValue<Ascii> = format!("Bearer {key}").parse().ok()?;
         authorization.set_sensitive(true);
-        Some(Self { authorization })
+        Some(Self { authorization: Some(authorization), ..self })
+    }
+
+    /// Speaks TLS.
+    #[must_use]
+    pub fn with_tls(self, tls: ClientTls) -> Self {
+        Self { tls: Some(tls), ..self }
     }
 }
 
 impl Connector for Grpc {
     fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>> {
-        Box::pin(connect(address, None))
+        Box::pin(connect(address, self))
     }
 }
 
-impl Connector for GrpcWithKey {
-    fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>> {
-        Box::pin(connect(address, Some(self.authorization.clone())))
-    }
-}
-
-async fn connect(
-    address: &str,
-    authorization: Option<MetadataValue<Ascii>>,
-) -> Result<Arc<dyn Transport>, String> {
+async fn connect(address: &str, way: &Grpc) -> Result<Arc<dyn Transport>, String> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|error| format!("bad worker address: {error}"))?
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
     let watching = endpoint.clone().keep_alive_while_idle(true);
-    let control = limited(watching.connect().await.map_err(|error| error_chain(&error))?);
     let reading = endpoint
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
-    let data = limited(reading.connect_lazy());
-    Ok(Arc::new(GrpcTransport { control, data, authorization }))
+    let (control, data) = match &way.tls {
+        None => (watching.connect().await, reading.connect_lazy()),
+        Some(tls) => {
+            let encrypted = Encrypted { tls: tls.clone() };
+            let control = watching.connect_with_connector(encrypted.clone()).await;
+            (control, reading.connect_with_connector_lazy(encrypted))
+        }
+    };
+    let control = limited(control.map_err(|error| error_chain(&error))?);
+    let authorization = way.authorization.clone();
+    Ok(Arc::new(GrpcTransport { control, data: limited(data), authorization }))
 }
 
 #[derive(Debug)]

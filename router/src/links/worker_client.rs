@@ -248,10 +248,26 @@ fn call_error(status: Status) -> CallError {
         // The error arose on this side. Its text may contain addresses, and clients may see it, so it is
         // replaced.
         _ if status.source().is_some() => {
-            tracing::debug!(error = error_chain(&status), "the connection to a worker failed");
-            CallError::fault("the connection to the worker failed")
+            let error = error_chain(&status);
+            tracing::debug!(error, "the connection to a worker failed");
+            CallError::fault(broken(&error))
         }
         code => CallError::Fault(Fault { code: Some(code), message: status.message().to_owned() }),
+    }
+}
+
+/// What can be said of a broken connection. A server refuses a certificate only after the client's handshake
+/// is done, so the refusal arrives in place of an answer.
+fn broken(error: &str) -> &'static str {
+    match error {
+        _ if error.contains("received fatal alert") => {
+            "the worker does not accept this process' certificate; check --cluster-ca, --cluster-cert and --cluster-key"
+        }
+        // An answer in HTTP/1.1 to a client without TLS, read as HTTP/2.
+        _ if error.contains("frame with invalid size") => {
+            "the worker does not speak HTTP/2 without TLS on this port; give --cluster-ca, --cluster-cert and --cluster-key"
+        }
+        _ => "the connection to the worker failed",
     }
 }
 

@@ -14,12 +14,14 @@ use skein_proto::finish::FinishReason;
 
 use super::recent::Ended;
 use super::span::{AnswerSpan, Counts};
-use super::{DEVICE, Metrics, Outcome, SOURCES};
+use super::{DEVICE, Metrics, Outcome, SOURCES, TenantMetrics};
 use crate::generator::{Generator, TokenSource};
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Journey, TokenDelta, TokenRequest};
 use crate::request_lines::REQUEST_LINES;
+use crate::tenants::Charge;
+use crate::tenants::usage_log::Usage;
 
 /// What the log shows for a client that left before the end, as nginx does.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
@@ -39,8 +41,20 @@ impl Metered {
 
 impl Generator for Metered {
     fn submit(&self, request: TokenRequest) -> BoxFuture<'_, Result<Box<dyn TokenSource>, Refusal>> {
-        let mut answer = Answer::new(&request, self.metrics.clone());
         let trace = request.trace.clone();
+        let charge = match Charge::begin(&request, clock::now()) {
+            Ok(charge) => charge,
+            Err(refusal) => {
+                self.metrics.refused(&refusal);
+                self.metrics
+                    .tenants()
+                    .zip(request.tenant.key())
+                    .inspect(|(tenants, key)| tenants.limited(key));
+                refusal.trace(&trace);
+                return Box::pin(std::future::ready(Err(refusal)));
+            }
+        };
+        let mut answer = Answer::new(&request, self.metrics.clone(), charge);
         let submitted = trace::within(trace.clone(), self.inner.submit(request));
         Box::pin(async move {
             match submitted.await {
@@ -122,6 +136,9 @@ impl Drop for Observed {
 /// Observations of one request.
 struct Answer {
     metrics: Arc<Metrics>,
+    /// Its share of the limits of its key.
+    charge: Charge,
+    model: Arc<str>,
     id: String,
     /// What the log says of it.
     status: u16,
@@ -161,9 +178,11 @@ impl Sample {
 }
 
 impl Answer {
-    fn new(request: &TokenRequest, metrics: Arc<Metrics>) -> Self {
+    fn new(request: &TokenRequest, metrics: Arc<Metrics>, charge: Charge) -> Self {
         Self {
             metrics,
+            charge,
+            model: request.shown_model().clone(),
             id: request.id.clone(),
             status: 200,
             worker: None,
@@ -282,6 +301,8 @@ impl Answer {
         tracing::info!(
             target: REQUEST_LINES,
             request = self.id,
+            tenant = self.charge.key().map(|key| &*key.tenant),
+            key = self.charge.key().map(|key| &*key.id),
             status = self.status,
             outcome = outcome.label(),
             code = self.error,
@@ -317,6 +338,26 @@ impl Answer {
             moves: self.moves,
             receipts: self.receipts.clone(),
         });
+    }
+
+    /// Corrects what the request took from limits, and records what it used.
+    fn account(&mut self, outcome: Outcome, now: Timestamp) {
+        let key = self.charge.key().cloned();
+        if let Some(tenants) = self.metrics.tenants().filter(|tenants| tenants.wants(key.as_deref())) {
+            // A request whose prompt was not computed yet has used nothing.
+            let prompt_tokens = if self.has_begun { self.prompt_tokens } else { 0 };
+            tenants.ended(Usage {
+                prompt_tokens,
+                cached_tokens: self.cached_tokens.into(),
+                output_tokens: self.output_tokens(),
+                outcome: outcome.label(),
+                duration: now.since(self.arrived),
+                ..TenantMetrics::usage(self.id.clone(), key.as_deref(), self.model.clone())
+            });
+        }
+        let computed = self.prompt_tokens.saturating_sub(self.cached_tokens.into());
+        let prompt = if self.has_begun { computed } else { 0 };
+        self.charge.settle(prompt + self.output_tokens(), now);
     }
 
     fn output_tokens(&self) -> u64 {
@@ -360,6 +401,7 @@ impl Answer {
             }
             self.record_gen_ai(now);
             self.log(outcome);
+            self.account(outcome, now);
             self.remember(outcome, now);
             self.span.end(Counts {
                 id: std::mem::take(&mut self.id),

@@ -3,9 +3,11 @@
 //! sent.
 
 mod metered;
+mod outcome;
 mod parser;
 pub mod recent;
 mod span;
+mod tenants;
 mod workers;
 
 use skein_node::metrics::{
@@ -14,10 +16,13 @@ use skein_node::metrics::{
 use skein_node::trace::GenAi;
 
 pub use metered::Metered;
+pub use outcome::Outcome;
 pub use parser::{ParsedApi, ParserCounts};
+pub use tenants::TenantMetrics;
 pub(crate) use workers::pressure;
 
 use crate::admission::Rejections;
+use crate::config::RouterConfig;
 use crate::generator::FleetView;
 use crate::links::picks::Picked;
 use crate::refusal::Refusal;
@@ -52,6 +57,8 @@ pub struct Metrics {
     gen_ai: Option<GenAi>,
     /// The latest requests.
     pub recent: Recent,
+    /// If there is a keys file or a usage log.
+    tenants: Option<TenantMetrics>,
 }
 
 /// Counts since the start.
@@ -213,31 +220,6 @@ impl Refusals {
     }
 }
 
-/// How an accepted request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// Every sample reached its end.
-    Completed,
-    /// The client disconnected or cancelled the request.
-    Cancelled,
-    /// The request ended with an error.
-    Failed,
-}
-
-impl Outcome {
-    /// Each of them.
-    pub const ALL: [Self; 3] = [Self::Completed, Self::Cancelled, Self::Failed];
-
-    /// Value of the metric's label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Completed => "completed",
-            Self::Cancelled => "cancelled",
-            Self::Failed => "failed",
-        }
-    }
-}
-
 /// What became of a proxy's request for a pick.
 const PICKS: [&str; 2] = ["picked", "refused"];
 
@@ -271,6 +253,14 @@ const FINISHED: [&str; 4] = ["stop", "length", "abort", "error"];
 const REJECTIONS: [&str; 2] = ["max_num_queued_reqs", "max_num_queued_tokens"];
 
 impl Metrics {
+    /// The metrics of a router for `model_name` with these settings, all of them zero.
+    pub fn of_router(model_name: &str, config: &RouterConfig) -> Self {
+        let mut metrics = Self::new(model_name);
+        metrics.tenants =
+            TenantMetrics::new(&metrics.registry, config.keys_file.clone(), config.usage_log.clone());
+        metrics
+    }
+
     /// The metrics of a router for `model_name`, all of them zero.
     pub fn new(model_name: &str) -> Self {
         // vLLM's labels; a cluster is one engine to its clients.
@@ -342,6 +332,7 @@ impl Metrics {
             engines: r.engine_sums(),
             gen_ai: GenAi::new(model_name),
             recent: Recent::default(),
+            tenants: None,
             registry: r,
         };
         // A counter that exists from the start shows its first increase.
@@ -366,6 +357,11 @@ impl Metrics {
     /// Counts a request that was refused before it began.
     pub fn refused(&self, refusal: &Refusal) {
         self.refused.count(refusal);
+    }
+
+    /// Those of tenants.
+    pub fn tenants(&self) -> Option<&TenantMetrics> {
+        self.tenants.as_ref()
     }
 
     /// Counts a pick for a proxy.
@@ -409,6 +405,7 @@ impl Metrics {
             let counter = self.rejections.with_label_values(&[reason]);
             counter.inc_by(total.saturating_sub(counter.get()));
         }
+        self.tenants.iter().for_each(TenantMetrics::update);
         self.workers.encode(&fleet.workers(), fleet.version(), || self.registry.encode(format))
     }
 }

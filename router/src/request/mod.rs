@@ -52,8 +52,8 @@ pub struct Draft {
     pub tenant: Tenant,
     /// Requests with different salts share no prefix cache.
     pub cache_salt: String,
-    /// Lower values run first.
-    pub priority: i64,
+    /// Lower values run first; `None` = that of the key, else 0.
+    pub priority: Option<i64>,
     /// Time limit, milliseconds.
     pub timeout_ms: Option<u64>,
     /// Worker chosen by an endpoint picker.
@@ -145,6 +145,8 @@ pub struct TokenRequest {
     pub n: u32,
     /// Tenant, within which `id` is unique.
     pub tenant: Tenant,
+    /// Position of this prompt in its call; a call counts once towards the requests of its key.
+    pub part: u32,
     /// Number shared by the requests of one client call, which share the call's seats at a worker; 0 = no
     /// other requests.
     pub call: u64,
@@ -208,6 +210,7 @@ impl TokenRequest {
             sampling: Arc::new(sampling),
             n: 1,
             tenant: Tenant::default(),
+            part: 0,
             call: 0,
             cache_salt: "".into(),
             priority: 0,

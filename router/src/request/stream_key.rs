@@ -26,6 +26,7 @@ impl TokenRequest {
             cache_salt,
             // Included in the salt.
             tenant: _,
+            part: _,
             call: _,
             priority: _,
             arrived: _,

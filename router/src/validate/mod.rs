@@ -24,6 +24,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::RequestLimits;
 use crate::refusal::Refusal;
+use crate::request::tenant::Tenant;
 use crate::request::{AdapterRef, Draft, Prompt, TokenRequest};
 use crate::text::text_stream::TextOptions;
 use faults::Faults;
@@ -38,6 +39,9 @@ const TOKENIZE_TOKENS: u32 = 128 * 1024;
 const GREEDY_BELOW: f64 = 1e-5;
 /// `logit_bias` values are clamped to ±this.
 const MAX_BIAS: f64 = 100.0;
+/// Bounds of `priority`; lower values run first.
+const HIGHEST_PRIORITY: i32 = -100;
+const LOWEST_PRIORITY: i32 = 100;
 /// Most adapters that an error names.
 const MAX_TOLD_ADAPTERS: usize = 20;
 
@@ -62,7 +66,7 @@ pub fn validate(
     now: Timestamp,
 ) -> Result<(TokenRequest, TextOptions), Refusal> {
     let Offer { model, adapters } = offer;
-    let adapter = check_model(draft.model.as_deref(), text, adapters)?;
+    let adapter = check_model(draft.model.as_deref(), text, adapters, &draft.tenant)?;
     let Checked { id, call, priority, deadline, n, mut sampling, arguments, stop } =
         check_fields(&mut draft, text, model, limits, now)?;
     sampling.bad_words = words::bad_words(&draft.sampling.bad_words, &text.tokenizer, model.vocab_size)?;
@@ -88,6 +92,7 @@ pub fn validate(
         n,
         cache_salt: draft.tenant.cache_salt(&draft.cache_salt),
         tenant: draft.tenant,
+        part: draft.part.map_or(0, |part| u32::try_from(part).unwrap_or(u32::MAX)),
         call,
         priority,
         arrived: None,
@@ -136,7 +141,7 @@ fn check_fields(
     let own_id = faults.value_of(request_id(draft.request_id.take()));
     let call = draft.tenant.call(&own_id);
     let id = draft.part.map_or_else(|| own_id.clone(), |part| format!("{own_id}-{part}"));
-    let priority = faults.value_of(check_priority(draft.priority));
+    let priority = faults.value_of(check_priority(draft.priority, &draft.tenant));
     faults.value_of(check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES));
     let deadline = now + faults.value_of(timeout(draft.timeout_ms, limits.request_timeout));
     let n = faults.value_of(samples(draft.sampling.n, limits.n, model.max_num_seqs)).unwrap_or(1);
@@ -170,16 +175,19 @@ fn operation(prompt: &Prompt) -> &'static str {
     }
 }
 
-/// The model's name, and those of the first few adapters, for an error.
-fn served_names(text: &ModelText, adapters: &KnownAdapters) -> Arc<str> {
-    let mut names: Vec<Arc<str>> = adapters.by_name.keys().cloned().collect();
+/// Names that a request of `tenant` may use, as an error lists them.
+fn served_names(text: &ModelText, adapters: &KnownAdapters, tenant: &Tenant) -> Arc<str> {
+    let mut names: Vec<&Arc<str>> =
+        adapters.by_name.keys().filter(|name| tenant.may_use(name.as_ref())).collect();
     names.sort_unstable();
     names.truncate(MAX_TOLD_ADAPTERS);
-    names.insert(0, text.name());
-    names.join("`, `").into()
+    let model = text.served_names.iter().find(|name| tenant.may_use(name.as_ref()));
+    let names: Vec<String> = model.into_iter().chain(names).map(|name| format!("`{name}`")).collect();
+    if names.is_empty() { "none that this key may use".into() } else { names.join(", ").into() }
 }
 
-/// The adapter that `model` names; `None` if it is the model alone, as without a name.
+/// The adapter that `model` names; `None` if it is the model alone, as without a name. What the key of
+/// `tenant` may not use does not exist for it.
 ///
 /// # Errors
 /// If no model or adapter has this name.
@@ -187,15 +195,24 @@ pub fn check_model(
     model: Option<&str>,
     text: &ModelText,
     adapters: &KnownAdapters,
+    tenant: &Tenant,
 ) -> Result<Option<AdapterRef>, Refusal> {
-    let Some(asked) = model.filter(|name| !text.served_names.iter().any(|served| **served == **name)) else {
-        return Ok(None);
+    let is_model =
+        |asked: &str| text.served_names.iter().any(|served| **served == *asked && tenant.may_use(asked));
+    let named = match model {
+        Some(asked) => is_model(asked),
+        None => text.served_names.iter().any(|served| tenant.may_use(served.as_ref())),
     };
-    let found = adapters.by_name.get_key_value(asked);
+    if named {
+        return Ok(None);
+    }
+    let found = model.and_then(|asked| adapters.by_name.get_key_value(asked));
+    let found = found.filter(|(name, _)| tenant.may_use(name.as_ref()));
     let found = found.map(|(name, id)| Some(AdapterRef { name: name.clone(), id: *id }));
     found.ok_or_else(|| Refusal::ModelNotFound {
-        asked: asked.chars().take(200).collect(),
-        served: served_names(text, adapters),
+        // The name of a model that the key may not use is not told either.
+        asked: model.unwrap_or("default").chars().take(200).collect(),
+        served: served_names(text, adapters, tenant),
     })
 }
 
@@ -329,10 +346,19 @@ fn samples(n: Option<i64>, most: u32, max_num_seqs: u32) -> Result<Option<u32>, 
     }
 }
 
-fn check_priority(priority: i64) -> Result<i32, Refusal> {
+/// A key may have a narrower range, and a default in it.
+fn check_priority(priority: Option<i64>, tenant: &Tenant) -> Result<i32, Refusal> {
+    let rights = tenant.key().map(|key| &key.rights);
+    let Some(priority) = priority else { return Ok(rights.map_or(0, |rights| rights.priority)) };
+    let highest = rights.map_or(HIGHEST_PRIORITY, |rights| rights.highest_priority);
     match i32::try_from(priority) {
-        Ok(priority @ -100..=100) => Ok(priority),
-        _ => Err(Refusal::invalid("priority", format!("priority must be in [-100, 100], got {priority}."))),
+        Ok(priority) if (highest..=LOWEST_PRIORITY).contains(&priority) => Ok(priority),
+        _ => {
+            let of_key = if highest > HIGHEST_PRIORITY { " with this key" } else { "" };
+            let message =
+                format!("priority must be in [{highest}, {LOWEST_PRIORITY}]{of_key}, got {priority}.");
+            Err(Refusal::invalid("priority", message))
+        }
     }
 }
 

@@ -70,7 +70,7 @@ fn each_rule_names_field_limit_and_value() {
     check(SamplingOptions { bad_words: vec!["x".repeat(257)], ..some() }, "bad_words", "bad_words takes at most 256 bytes each, got 257.");
     check(SamplingOptions { bad_words: vec!["x".repeat(65)], ..some() }, "bad_words", &format!("bad_words: `{}` has 65 tokens; at most 64 are allowed.", "x".repeat(40)));
     check(SamplingOptions { bad_words: vec!["x".to_owned(); 129], ..some() }, "bad_words", "bad_words takes at most 128 entries, got 129.");
-    check_draft(Draft { priority: 101, ..draft(some()) }, "priority", "priority must be in [-100, 100], got 101.");
+    check_draft(Draft { priority: Some(101), ..draft(some()) }, "priority", "priority must be in [-100, 100], got 101.");
     check_draft(Draft { timeout_ms: Some(0), ..draft(some()) }, "timeout_ms", "timeout_ms must be at least 1, got 0.");
     check_draft(Draft { request_id: Some("a b".to_owned()), ..draft(some()) }, "request_id", "request_id must be 1 to 128 printable ASCII bytes without spaces, got `a b`.");
     check_draft(Draft { prompt: Prompt::Tokens(Vec::new()), ..draft(some()) }, "prompt", "The prompt is empty; send at least one token.");

@@ -58,7 +58,7 @@ impl Scene {
         let config = config(admission, recovery);
         let (changes, receiver) = discovery::in_process();
         let tuning = Tuning { seed: Some(1) };
-        let cluster = Cluster::start_with(&config, receiver, MODEL, tuning, Arc::new(Grpc));
+        let cluster = Cluster::start_with(&config, receiver, MODEL, tuning, Arc::new(Grpc::default()));
         let mut scene = Self { script: Arc::default(), workers: Vec::new(), changes, cluster };
         for name in 0..workers {
             let worker = Mock::start(name, 100 + u64::from(name), ANY_PORT, &scene.script);

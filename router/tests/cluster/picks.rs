@@ -13,7 +13,7 @@ impl Scene {
         let (changes, receiver) = discovery::in_process();
         let config = config(AdmissionConfig::default(), RecoveryConfig::default());
         let tuning = Tuning { seed: Some(1) };
-        let cluster = Cluster::start_with(&config, receiver, MODEL, tuning, Arc::new(Grpc));
+        let cluster = Cluster::start_with(&config, receiver, MODEL, tuning, Arc::new(Grpc::default()));
         for (index, worker) in self.workers.iter().enumerate() {
             let member = Member { id: format!("w{index}"), address: worker.address.to_string() };
             changes.send(Change::Join(member)).await.expect("the cluster listens");

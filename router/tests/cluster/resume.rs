@@ -12,7 +12,7 @@ impl Scene {
         let (changes, receiver) = discovery::in_process();
         let tuning = Tuning { seed: Some(2) };
         let config = config(AdmissionConfig::default(), RecoveryConfig::default());
-        let cluster = Cluster::start_with(&config, receiver, MODEL, tuning, Arc::new(Grpc));
+        let cluster = Cluster::start_with(&config, receiver, MODEL, tuning, Arc::new(Grpc::default()));
         let scene = Scene { script: self.script.clone(), workers: Vec::new(), changes, cluster };
         for (name, worker) in self.workers.iter().enumerate() {
             scene.join(name as u32, worker.address).await;

@@ -67,7 +67,7 @@ impl Connector for CuttingConnector {
             if lock(&self.dead).contains(address) {
                 return Err("it is gone".into());
             }
-            let inner = Grpc.connect(address).await?;
+            let inner = Grpc::default().connect(address).await?;
             Ok(Arc::new(Cutting { inner, address: address.to_owned(), connector: self.clone() }) as _)
         }
         .boxed()

@@ -23,7 +23,7 @@ mod pythonic_grammar;
 mod scan;
 mod skim;
 pub mod splitter;
-mod table;
+pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 pub mod tools;

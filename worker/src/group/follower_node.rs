@@ -13,10 +13,10 @@ use super::hello::Hello;
 use super::memory::GroupMemory;
 use super::nodes::{Ending, RankAnswer};
 use super::processes::{Processes, Welcome};
-use super::rendezvous::{self, NotJoined};
+use super::rendezvous::{self, Lock, NotJoined};
 use super::watch::Watch;
 use super::wire::{Incoming, Kind, Outgoing, words};
-use crate::config::{CpuConfig, RankCommand, WorkerConfig};
+use crate::config::{CpuConfig, NodesConfig, RankCommand, RanksConfig, WorkerConfig};
 
 /// How long ranks may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -46,9 +46,9 @@ pub enum GroupEnd {
 }
 
 /// Joins the leader's group and serves it until the group ends.
-pub fn serve_group(settings: &NodeSettings) -> GroupEnd {
+pub fn serve_group(settings: &NodeSettings, lock: &Lock) -> GroupEnd {
     let nodes = &settings.config.ranks.nodes;
-    let joined = rendezvous::join(&nodes.leader, &settings.hello, &nodes.secret.0);
+    let joined = rendezvous::join(&nodes.leader, &settings.hello, lock);
     let (incoming, outgoing, address, welcome) = match joined {
         Ok(joined) => joined,
         Err(NotJoined::Refused(why)) => return GroupEnd::Refused(why),
@@ -81,7 +81,9 @@ pub fn serve_group(settings: &NodeSettings) -> GroupEnd {
 /// The leader's settings with `own` values where nodes may differ.
 fn on_this_node(leader: &WorkerConfig, own: &WorkerConfig) -> WorkerConfig {
     let cpu = CpuConfig { packed_cache_dir: own.cpu.packed_cache_dir.clone(), ..leader.cpu.clone() };
-    WorkerConfig { model: own.model.clone(), cpu, ..leader.clone() }
+    let nodes = NodesConfig { tls: own.ranks.nodes.tls.clone(), ..leader.ranks.nodes.clone() };
+    let ranks = RanksConfig { nodes, ..leader.ranks.clone() };
+    WorkerConfig { model: own.model.clone(), cpu, ranks, ..leader.clone() }
 }
 
 struct Serving {

@@ -1,5 +1,5 @@
-//! Connects a rank to its peers: through shared memory on its node, and over TCP to each peer on another
-//! node.
+//! Connects a rank to its peers: through shared memory on its node, and over TCP or TLS to each peer on
+//! another node.
 //!
 //! Every rank listens before it joins. Once all have joined, each receives the addresses of all. Of two
 //! peers, the rank with the higher number connects to the other.
@@ -11,9 +11,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use skein_kernels::collective::link::{Inlet, Outlet, RingInlet, RingOutlet, StreamInlet, StreamOutlet};
-use skein_kernels::collective::{Closer, Grid, Ranks, Shared, Sockets};
+use skein_kernels::collective::{Closer, Grid, Ranks, Shared, Sockets, Stream};
 use skein_node::clock;
+use skein_tls::ClusterTls;
 
+use super::connection::Connection;
 use super::doorway::Doorway;
 use super::memory::GroupMemory;
 use super::topology::Topology;
@@ -45,7 +47,7 @@ enum Purpose {
     Link = 3,
 }
 
-type Streams = BTreeMap<(usize, Purpose), TcpStream>;
+type Streams = BTreeMap<(usize, Purpose), Connection>;
 
 /// A rank with all its connections.
 pub struct Member {
@@ -70,7 +72,8 @@ pub fn listen(topology: &Topology, at: IpAddr) -> std::io::Result<Option<TcpList
     Ok(Some(listener))
 }
 
-/// Connects `rank` to its peers. `peers` is required if there are several nodes.
+/// Connects `rank` to its peers. `peers` is required if there are several nodes, and `tls` encrypts the
+/// connections between them.
 ///
 /// # Errors
 /// If a rank cannot be reached or does not connect in time, or if the group ends first.
@@ -79,18 +82,20 @@ pub fn connect(
     rank: usize,
     listener: Option<TcpListener>,
     peers: Option<&Peers>,
+    tls: Option<&ClusterTls>,
 ) -> Result<Member, String> {
     let topology = memory.plan().topology;
     let wanted = wanted(&topology, rank);
     let mut streams = Streams::new();
     if let (Some(listener), Some(peers)) = (&listener, peers) {
         for &(peer, purpose) in wanted.iter().filter(|(peer, _)| *peer < rank) {
-            let stream = dial(rank, peer, purpose, peers).map_err(|error| {
+            let stream = dial((rank, peer), purpose, peers, tls).map_err(|error| {
                 format!("rank {rank} cannot reach rank {peer} at {}: {error}", peers.addresses[peer])
             })?;
             streams.insert((peer, purpose), stream);
         }
-        accept((rank, memory), &wanted, listener, peers, &mut streams)?;
+        let listening = Listening { rank, memory, listener, peers, tls };
+        listening.accept(&wanted, &mut streams)?;
     }
     let member = member(memory, rank, streams);
     member.map_err(|error| format!("rank {rank} cannot use its connections: {error}"))
@@ -112,49 +117,64 @@ fn wanted(topology: &Topology, rank: usize) -> Vec<(usize, Purpose)> {
 /// Size of a greeting, in bytes: token, rank and purpose.
 const GREETING_BYTES: usize = TOKEN_BYTES + 8;
 
-fn dial(rank: usize, peer: usize, purpose: Purpose, peers: &Peers) -> std::io::Result<TcpStream> {
-    let mut stream = TcpStream::connect_timeout(&peers.addresses[peer], CONNECT_TIMEOUT)?;
+fn dial(
+    (rank, peer): (usize, usize),
+    purpose: Purpose,
+    peers: &Peers,
+    tls: Option<&ClusterTls>,
+) -> Result<Connection, String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let socket = TcpStream::connect_timeout(&peers.addresses[peer], CONNECT_TIMEOUT).map_err(failed)?;
+    let mut stream = Connection::dialled(socket, tls).map_err(|error| error.to_string())?;
     let mut greeting = [0; GREETING_BYTES];
     greeting[..TOKEN_BYTES].copy_from_slice(&peers.token);
     greeting[TOKEN_BYTES..TOKEN_BYTES + 4].copy_from_slice(&(rank as u32).to_le_bytes());
     greeting[TOKEN_BYTES + 4..].copy_from_slice(&(purpose as u32).to_le_bytes());
-    stream.write_all(&greeting)?;
+    stream.write_all(&greeting).and_then(|()| stream.flush()).map_err(failed)?;
     Ok(stream)
 }
 
-fn accept(
-    (rank, memory): (usize, &GroupMemory),
-    wanted: &[(usize, Purpose)],
-    listener: &TcpListener,
-    peers: &Peers,
-    streams: &mut Streams,
-) -> Result<(), String> {
-    let (began, mut strangers) = (clock::now(), Doorway::new(GREETING_TIMEOUT));
-    loop {
-        let Some((missing, _)) = wanted.iter().find(|wanted| !streams.contains_key(wanted)) else {
-            return Ok(());
-        };
-        if let Some(lost) = memory.cause() {
-            return Err(format!("rank {lost} ended the group while rank {rank} waited for rank {missing}"));
-        }
-        if clock::now().since(began) > CONNECT_TIMEOUT {
-            return Err(format!(
-                "rank {missing} at {} did not connect to rank {rank} within {} s",
-                peers.addresses[*missing],
-                CONNECT_TIMEOUT.as_secs()
-            ));
-        }
-        match listener.accept().and_then(|(stream, _)| Greeting::new(stream)) {
-            Ok(greeting) => drop(strangers.enter(greeting, clock::now())),
-            Err(_) => std::thread::sleep(POLL),
-        }
-        for (greeting, said) in strangers.hear(clock::now(), |it| it.hear(&peers.token), || None) {
-            let from = |(other, kind): &&(usize, Purpose)| Some((*other, *kind as u32)) == said;
-            match wanted.iter().find(from) {
-                Some(wanted) if greeting.stream.set_nonblocking(false).is_ok() => {
-                    streams.insert(*wanted, greeting.stream);
+/// A rank that waits for its peers' connections.
+struct Listening<'a> {
+    rank: usize,
+    memory: &'a GroupMemory,
+    listener: &'a TcpListener,
+    peers: &'a Peers,
+    tls: Option<&'a ClusterTls>,
+}
+
+impl Listening<'_> {
+    fn accept(&self, wanted: &[(usize, Purpose)], streams: &mut Streams) -> Result<(), String> {
+        let Self { rank, memory, listener, peers, tls } = *self;
+        let (began, mut strangers) = (clock::now(), Doorway::new(GREETING_TIMEOUT));
+        loop {
+            let Some((missing, _)) = wanted.iter().find(|wanted| !streams.contains_key(wanted)) else {
+                return Ok(());
+            };
+            if let Some(lost) = memory.cause() {
+                return Err(format!(
+                    "rank {lost} ended the group while rank {rank} waited for rank {missing}"
+                ));
+            }
+            if clock::now().since(began) > CONNECT_TIMEOUT {
+                return Err(format!(
+                    "rank {missing} at {} did not connect to rank {rank} within {} s",
+                    peers.addresses[*missing],
+                    CONNECT_TIMEOUT.as_secs()
+                ));
+            }
+            match listener.accept().and_then(|(stream, _)| Greeting::new(stream, tls)) {
+                Ok(greeting) => drop(strangers.enter(greeting, clock::now())),
+                Err(_) => std::thread::sleep(POLL),
+            }
+            for (greeting, said) in strangers.hear(clock::now(), |it| it.hear(&peers.token), || None) {
+                let from = |(other, kind): &&(usize, Purpose)| Some((*other, *kind as u32)) == said;
+                match wanted.iter().find(from) {
+                    Some(wanted) if greeting.stream.socket().set_nonblocking(false).is_ok() => {
+                        streams.insert(*wanted, greeting.stream);
+                    }
+                    _ => tracing::warn!(rank, "refused a connection that is not from this group"),
                 }
-                _ => tracing::warn!(rank, "refused a connection that is not from this group"),
             }
         }
     }
@@ -162,14 +182,15 @@ fn accept(
 
 /// A new connection, of which this much has arrived.
 struct Greeting {
-    stream: TcpStream,
+    stream: Connection,
     bytes: [u8; GREETING_BYTES],
     arrived: usize,
 }
 
 impl Greeting {
-    fn new(stream: TcpStream) -> std::io::Result<Self> {
-        stream.set_nonblocking(true)?;
+    fn new(socket: TcpStream, tls: Option<&ClusterTls>) -> std::io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        let stream = Connection::accepted(socket, tls)?;
         Ok(Self { stream, bytes: [0; GREETING_BYTES], arrived: 0 })
     }
 
@@ -192,11 +213,12 @@ impl Greeting {
 
 fn member(memory: &GroupMemory, rank: usize, mut streams: Streams) -> std::io::Result<Member> {
     let (topology, timeout) = (memory.plan().topology, memory.timeout());
-    let clones = streams.values().map(TcpStream::try_clone).collect::<std::io::Result<_>>()?;
+    let clones =
+        streams.values().map(|stream| stream.socket().try_clone()).collect::<std::io::Result<_>>()?;
     let column = topology.column_of(rank);
     let mut exchange = |within: Shared, purpose| -> std::io::Result<Box<dyn Ranks>> {
         let others = column.iter().filter_map(|other| streams.remove(&(*other, purpose)));
-        let others: Vec<TcpStream> = others.collect();
+        let others: Vec<Box<dyn Stream>> = others.map(|stream| Box::new(stream) as _).collect();
         let first = rank - topology.slot_of(rank);
         if others.is_empty() {
             return Ok(Box::new(within.numbered_from(first)));
@@ -212,7 +234,7 @@ fn member(memory: &GroupMemory, rank: usize, mut streams: Streams) -> std::io::R
     let timeout = timeout.saturating_mul(topology.stages as u32);
     let before = topology.before(rank).map(|peer| -> std::io::Result<Box<dyn Inlet>> {
         Ok(match streams.remove(&(peer, Purpose::Link)) {
-            Some(stream) => Box::new(StreamInlet::new(stream, peer, timeout)?),
+            Some(stream) => Box::new(StreamInlet::new(Box::new(stream), peer, timeout)?),
             None => Box::new(RingInlet::new(memory.link_to(rank).reader(0), peer, timeout)),
         })
     });
@@ -244,7 +266,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(50));
             ending.end_because_of(1);
         });
-        let why = connect(&memory, 0, listener, Some(&peers)).map(drop).unwrap_err();
+        let why = connect(&memory, 0, listener, Some(&peers), None).map(drop).unwrap_err();
         assert_eq!(why, "rank 1 ended the group while rank 0 waited for rank 1");
         assert!(clock::now().since(began) < CONNECT_TIMEOUT / 2);
         end.join().unwrap();
@@ -266,8 +288,8 @@ mod tests {
         let silent: Vec<_> = (0..60).map(|at| silent(at % 3 * 8)).collect();
         let wanted = wanted(&plan.topology, 0);
         let dialled: Vec<_> =
-            wanted.iter().map(|(_, purpose)| dial(1, 0, *purpose, &peers).unwrap()).collect();
-        let connected = connect(&memory, 0, listener, Some(&peers)).map(drop);
+            wanted.iter().map(|(_, purpose)| dial((1, 0), *purpose, &peers, None).unwrap()).collect();
+        let connected = connect(&memory, 0, listener, Some(&peers), None).map(drop);
         assert_eq!(connected, Ok(()));
         drop((silent, dialled));
     }

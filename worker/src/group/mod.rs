@@ -12,12 +12,13 @@
 //! the worker with them. No rank is replaceable, because only it holds its part of the weights.
 
 mod adapters;
+mod connection;
 mod doorway;
 mod follower;
 mod follower_node;
 mod frame;
 mod heartbeat;
-mod hello;
+pub(crate) mod hello;
 mod leader;
 mod memory;
 mod mesh;
@@ -31,7 +32,7 @@ mod tests;
 mod topology;
 mod watch;
 mod wire;
-mod words;
+pub(crate) mod words;
 
 pub use adapters::{Followed, RankAdapters, RankReader};
 pub use follower::{RankError, follow};
@@ -43,7 +44,7 @@ pub use memory::{GroupMemory, NodePlan};
 pub use mesh::{Member, Peers, TOKEN_BYTES, connect, listen};
 pub use nodes::Nodes;
 pub use processes::{Answer, Processes, RankProcess, Terms, Welcome, join, this_binary};
-pub use rendezvous::gather;
+pub use rendezvous::{Lock, gather};
 pub use sender::FrameSender;
 pub use stranger::Joined;
 pub use topology::Topology;

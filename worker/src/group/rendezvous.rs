@@ -9,18 +9,22 @@
 //! leader → Welcome, or Refused with the reason
 //! ```
 //!
-//! Traffic is not encrypted: groups belong on trusted networks.
+//! If the nodes have certificates of the cluster, all of it happens within mutual TLS, and so does what
+//! follows. Without them traffic is not encrypted: such groups belong on trusted networks.
 
 use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use ring::hmac;
 use skein_node::clock;
+use skein_tls::ClusterTls;
 
+use super::connection::Connection;
 use super::doorway::Doorway;
 use super::hello::{Challenge, Hello, parsed, signed};
 use super::stranger::{Joined, Stranger};
 use super::wire::{Incoming, Kind, Outgoing, WireError, split};
+use crate::config::GroupSecret;
 
 /// How long the leader waits for all nodes, and a node for its leader.
 pub const NODES_TIMEOUT: Duration = Duration::from_secs(600);
@@ -41,10 +45,10 @@ const LOG_INTERVAL: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// If the address is unusable, or nodes are missing for too long.
-pub fn gather(listener: &TcpListener, own: &Hello, secret: &str) -> Result<Vec<Joined>, String> {
+pub fn gather(listener: &TcpListener, own: &Hello, lock: &Lock) -> Result<Vec<Joined>, String> {
     listener.set_nonblocking(true).map_err(|error| error.to_string())?;
     let (began, mut said) = (clock::now(), clock::now());
-    let mut door = Door::new(secret);
+    let mut door = Door::new(lock);
     let mut joined: Vec<Option<Joined>> = (1..own.nodes).map(|_| None).collect();
     while let Some(missing) = joined.iter().position(Option::is_none) {
         door.accept(listener);
@@ -65,23 +69,39 @@ pub fn gather(listener: &TcpListener, own: &Hello, secret: &str) -> Result<Vec<J
     Ok(joined.into_iter().flatten().collect())
 }
 
+/// What proves that a process is a node of this group.
+#[derive(Debug, Clone, Default)]
+pub struct Lock {
+    /// Secret of the group; may be empty if there is `tls`.
+    pub secret: GroupSecret,
+    /// This node's certificate.
+    pub tls: Option<ClusterTls>,
+}
+
+impl Lock {
+    fn key(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, self.secret.0.as_bytes())
+    }
+}
+
 /// The leader's open handshakes.
-struct Door {
+struct Door<'a> {
+    lock: &'a Lock,
     key: hmac::Key,
     strangers: Doorway<Stranger>,
 }
 
-impl Door {
-    fn new(secret: &str) -> Self {
-        let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
-        Self { key, strangers: Doorway::new(HANDSHAKE_TIMEOUT) }
+impl<'a> Door<'a> {
+    fn new(lock: &'a Lock) -> Self {
+        Self { lock, key: lock.key(), strangers: Doorway::new(HANDSHAKE_TIMEOUT) }
     }
 
     /// Takes new connections.
     fn accept(&mut self, listener: &TcpListener) {
         for _ in 0..MAX_ACCEPTED {
             let Ok((stream, from)) = listener.accept() else { break };
-            let left = Stranger::new(stream, from).map(|new| self.strangers.enter(new, clock::now()));
+            let stranger = Stranger::new(stream, from, self.lock.tls.as_ref());
+            let left = stranger.map(|new| self.strangers.enter(new, clock::now()));
             if let Ok(Some(stranger)) = left {
                 tracing::debug!(from = %stranger.from, "closed the handshake that has waited longest");
             }
@@ -147,7 +167,7 @@ pub enum NotJoined {
 pub fn join(
     leader: &str,
     own: &Hello,
-    secret: &str,
+    lock: &Lock,
 ) -> Result<(Incoming, Outgoing, IpAddr, Vec<u8>), NotJoined> {
     let (began, mut said) = (clock::now(), None);
     let stream = loop {
@@ -164,7 +184,7 @@ pub fn join(
         }
         std::thread::sleep(RETRY_INTERVAL);
     };
-    greet(stream, leader, own, secret)
+    greet(stream, leader, own, lock)
 }
 
 fn dial(leader: &str) -> std::io::Result<TcpStream> {
@@ -186,18 +206,22 @@ fn greet(
     stream: TcpStream,
     leader: &str,
     own: &Hello,
-    secret: &str,
+    lock: &Lock,
 ) -> Result<(Incoming, Outgoing, IpAddr, Vec<u8>), NotJoined> {
     let lost =
         |why: String| NotJoined::Lost(format!("the leader at {leader} did not let this node join: {why}"));
     let io = |error: std::io::Error| lost(error.to_string());
     let own_address = stream.local_addr().map_err(io)?.ip();
+    let stream = Connection::dialled(stream, lock.tls.as_ref()).map_err(|error| lost(error.to_string()))?;
     let (mut incoming, mut outgoing) = split(stream).map_err(io)?;
     outgoing.send(Kind::Hello, &serde_json::to_vec(own).unwrap_or_default()).map_err(io)?;
     let challenge: Challenge = parsed(&next(&mut incoming, Kind::Challenge).map_err(lost)?).map_err(lost)?;
-    let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
+    let key = lock.key();
     if hmac::verify(&key, &signed("leader", own, &challenge.nonce), &challenge.proof).is_err() {
-        let why = format!("node 0 at {leader} has a different --group-secret than node {}", own.node);
+        let why = format!(
+            "node 0 at {leader} has a different --group-secret or cluster secret than node {}",
+            own.node
+        );
         let _ = outgoing.send(Kind::Refused, why.as_bytes());
         return Err(NotJoined::Refused(why));
     }
@@ -239,18 +263,22 @@ mod tests {
         Hello::new(node, 2, 7, vec![setting("block-size", "16"), setting("dtype", "auto")]).unwrap()
     }
 
+    fn lock(secret: &str) -> Lock {
+        Lock { secret: GroupSecret(secret.into()), tls: None }
+    }
+
     /// Outcome of a node's handshake and its duration.
     fn joining(node: &Hello, secret: &str) -> (Result<Vec<u8>, NotJoined>, Duration) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         // The leader keeps waiting for a valid node; the thread ends with the test.
         std::thread::spawn(move || {
-            let mut joined = gather(&listener, &hello(0), "secret").unwrap();
+            let mut joined = gather(&listener, &hello(0), &lock("secret")).unwrap();
             joined[0].outgoing.send(Kind::Welcome, b"welcome").unwrap();
             std::thread::sleep(Duration::from_secs(20));
         });
         let began = clock::now();
-        let outcome = join(&address, node, secret).map(|(_, _, _, welcome)| welcome);
+        let outcome = join(&address, node, &lock(secret)).map(|(_, _, _, welcome)| welcome);
         (outcome, clock::now().since(began))
     }
 
@@ -299,7 +327,7 @@ mod tests {
                 "secret",
                 ["node 1 has --block-size 32", "node 0 has 16"],
             ),
-            (hello(1), "guess", ["node 0 at", "a different --group-secret than node 1"]),
+            (hello(1), "guess", ["node 0 at", "a different --group-secret or cluster secret than node 1"]),
         ] {
             let (outcome, took) = joining(&node, secret);
             let Err(NotJoined::Refused(why)) = outcome else { panic!("{outcome:?}") };
@@ -312,11 +340,11 @@ mod tests {
     fn a_node_that_does_not_know_the_secret_cannot_pass_for_one() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut incoming, mut outgoing) = split(stream).unwrap();
+        let (mut incoming, mut outgoing) = split(Connection::Plain(stream)).unwrap();
         outgoing.send(Kind::Hello, &serde_json::to_vec(&hello(1)).unwrap()).unwrap();
         outgoing.send(Kind::Proof, &[0; 32]).unwrap();
         let (stream, from) = listener.accept().unwrap();
-        let mut stranger = Stranger::new(stream, from).unwrap();
+        let mut stranger = Stranger::new(stream, from, None).unwrap();
         let key = hmac::Key::new(hmac::HMAC_SHA256, b"secret");
         let refused = loop {
             match stranger.hear(&hello(0), &key) {
@@ -324,7 +352,7 @@ mod tests {
                 Err(why) => break why,
             }
         };
-        assert_eq!(refused, "node 1 has a different --group-secret than node 0");
+        assert_eq!(refused, "node 1 has a different --group-secret or cluster secret than node 0");
         assert_eq!(incoming.receive(MESSAGE_TIMEOUT).unwrap().unwrap().0, Kind::Challenge);
         assert_eq!(incoming.receive(MESSAGE_TIMEOUT).unwrap().unwrap().0, Kind::Refused);
     }
@@ -342,8 +370,9 @@ mod tests {
         };
         let begun = [&b""[..], &[1, 0, 0, 0], &[1, 0, 0, 0, 0, 1, 0, 0, b'{']];
         let silent: Vec<_> = (0..90).map(|at| half(begun[at % 3])).collect();
-        let node = std::thread::spawn(move || join(&address.to_string(), &hello(1), "secret").map(|it| it.3));
-        let mut joined = gather(&listener, &hello(0), "secret").unwrap();
+        let node =
+            std::thread::spawn(move || join(&address.to_string(), &hello(1), &lock("secret")).map(|it| it.3));
+        let mut joined = gather(&listener, &hello(0), &lock("secret")).unwrap();
         joined[0].outgoing.send(Kind::Welcome, b"welcome").unwrap();
         // It would have given up after `MESSAGE_TIMEOUT` without a challenge.
         assert_eq!(node.join().unwrap(), Ok(b"welcome".to_vec()));

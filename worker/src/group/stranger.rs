@@ -3,7 +3,9 @@
 use std::net::{IpAddr, SocketAddr, TcpStream};
 
 use ring::hmac;
+use skein_tls::ClusterTls;
 
+use super::connection::Connection;
 use super::hello::{Challenge, Hello, NONCE, parsed, random, signed};
 use super::wire::{Incoming, Kind, Outgoing, split};
 
@@ -41,13 +43,13 @@ struct Claim {
 }
 
 impl Stranger {
-    /// A new connection.
+    /// A new connection, over which the other end must shake hands for `tls` first.
     ///
     /// # Errors
     /// If the socket cannot be configured.
-    pub fn new(stream: TcpStream, from: SocketAddr) -> std::io::Result<Self> {
+    pub fn new(stream: TcpStream, from: SocketAddr, tls: Option<&ClusterTls>) -> std::io::Result<Self> {
         let own_address = stream.local_addr()?.ip();
-        let (incoming, outgoing) = split(stream)?;
+        let (incoming, outgoing) = split(Connection::accepted(stream, tls)?)?;
         incoming.set_nonblocking(true)?;
         Ok(Self { from, own_address, incoming, outgoing, claim: None })
     }
@@ -111,7 +113,10 @@ impl Claim {
     /// Why a node with this proof may not join; `None` if it may.
     fn refusal(&self, proof: &[u8], own: &Hello, key: &hmac::Key) -> Option<String> {
         match hmac::verify(key, &signed("node", &self.hello, &self.nonce), proof) {
-            Err(_) => Some(format!("node {} has a different --group-secret than node 0", self.hello.node)),
+            Err(_) => Some(format!(
+                "node {} has a different --group-secret or cluster secret than node 0",
+                self.hello.node
+            )),
             Ok(()) => self.hello.refusal(own),
         }
     }

@@ -1,12 +1,14 @@
-//! Messages between the nodes of a group, over one TCP connection per node. A message is a kind, a length and
+//! Messages between the nodes of a group, over one connection per node. A message is a kind, a length and
 //! its bytes.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
+use skein_kernels::collective::Stream;
 use skein_node::clock;
 
+use super::connection::Connection;
 use super::heartbeat::HEARTBEAT_TIMEOUT;
 use super::memory::MAX_FRAME_WORDS;
 
@@ -80,7 +82,7 @@ pub enum WireError {
 /// Receiving side of a connection. A timeout loses no bytes.
 #[derive(Debug)]
 pub struct Incoming {
-    stream: TcpStream,
+    stream: Connection,
     most: usize,
     bytes: Vec<u8>,
 }
@@ -88,17 +90,18 @@ pub struct Incoming {
 /// The sending side of a connection.
 #[derive(Debug)]
 pub struct Outgoing {
-    stream: TcpStream,
+    stream: Connection,
 }
 
 /// Splits a new connection. A send fails if the peer reads nothing for the heartbeat timeout.
 ///
 /// # Errors
 /// If the socket cannot be configured.
-pub fn split(stream: TcpStream) -> std::io::Result<(Incoming, Outgoing)> {
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(HEARTBEAT_TIMEOUT))?;
+pub fn split(stream: Connection) -> std::io::Result<(Incoming, Outgoing)> {
+    let socket = stream.socket();
+    socket.set_nonblocking(false)?;
+    socket.set_nodelay(true)?;
+    socket.set_write_timeout(Some(HEARTBEAT_TIMEOUT))?;
     let incoming = Incoming { stream: stream.try_clone()?, most: MAX_HANDSHAKE_BYTES, bytes: Vec::new() };
     Ok((incoming, Outgoing { stream }))
 }
@@ -114,7 +117,7 @@ impl Incoming {
     /// # Errors
     /// If the peer has closed the connection.
     pub fn peer(&self) -> std::io::Result<SocketAddr> {
-        self.stream.peer_addr()
+        self.stream.socket().peer_addr()
     }
 
     /// Whether reads and writes of both sides return at once.
@@ -122,7 +125,7 @@ impl Incoming {
     /// # Errors
     /// If the system refuses.
     pub fn set_nonblocking(&self, nonblocking: bool) -> std::io::Result<()> {
-        self.stream.set_nonblocking(nonblocking)
+        self.stream.socket().set_nonblocking(nonblocking)
     }
 
     /// The next message of a non-blocking connection; `None` if it has not arrived.
@@ -154,7 +157,7 @@ impl Incoming {
             if left.is_zero() {
                 return Ok(None);
             }
-            self.stream.set_read_timeout(Some(left))?;
+            self.stream.socket().set_read_timeout(Some(left))?;
             if !self.read()? {
                 return Ok(None);
             }
@@ -204,7 +207,8 @@ impl Outgoing {
         bytes.extend_from_slice(&(kind as u32).to_le_bytes());
         bytes.extend_from_slice(&(message.len() as u32).to_le_bytes());
         bytes.extend_from_slice(message);
-        self.stream.write_all(&bytes)
+        self.stream.write_all(&bytes)?;
+        self.stream.flush()
     }
 
     /// Sends a frame's words.
@@ -219,9 +223,9 @@ impl Outgoing {
     /// Sends a last message if that needs no wait, and closes the connection.
     pub fn send_last(&mut self, kind: Kind, message: &[u8]) {
         // Each call fails if the connection is closed.
-        let _ = self.stream.set_nonblocking(true);
+        let _ = self.stream.socket().set_nonblocking(true);
         let _ = self.send(kind, message);
-        let _ = self.stream.shutdown(Shutdown::Write);
+        let _ = self.stream.socket().shutdown(Shutdown::Write);
     }
 }
 
@@ -233,25 +237,25 @@ pub fn words(message: &[u8]) -> Vec<u32> {
 
 #[cfg(test)]
 pub mod tests {
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use super::*;
 
     /// Both ends of a connection.
-    pub fn connection() -> [TcpStream; 2] {
+    pub fn connection() -> [Connection; 2] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        [one, listener.accept().unwrap().0]
+        [one, listener.accept().unwrap().0].map(Connection::Plain)
     }
 
-    fn pair() -> (TcpStream, Incoming) {
+    fn pair() -> (Connection, Incoming) {
         let [one, other] = connection();
         (one, split(other).unwrap().0)
     }
 
     #[test]
     fn messages_arrive_whole_also_if_their_bytes_come_one_by_one() {
-        let (one, mut other) = pair();
+        let (mut one, mut other) = pair();
         let (_, mut outgoing) = split(one.try_clone().unwrap()).unwrap();
         outgoing.send_words(&[1, 2, 3]).unwrap();
         outgoing.send(Kind::Heartbeat, &[]).unwrap();
@@ -259,10 +263,9 @@ pub mod tests {
         let (kind, message) = other.receive(second).unwrap().unwrap();
         assert_eq!((kind, words(&message)), (Kind::Frame, vec![1, 2, 3]));
         assert_eq!(other.receive(second).unwrap(), Some((Kind::Heartbeat, Vec::new())));
-        let mut raw = &one;
         for byte in [6, 0, 0, 0, 2, 0, 0, 0, 7, 8] {
             assert!(other.receive(Duration::from_millis(1)).unwrap().is_none());
-            raw.write_all(&[byte]).unwrap();
+            one.write_all(&[byte]).unwrap();
         }
         assert_eq!(other.receive(second).unwrap(), Some((Kind::Answer, vec![7, 8])));
         drop((one, outgoing));

@@ -384,11 +384,11 @@ impl Reader<'_> {
     }
 }
 
-#[cfg(test)]
-mod tests {
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod samples {
     use super::*;
 
-    fn params() -> Arc<SamplingParams> {
+    pub fn params() -> Arc<SamplingParams> {
         Arc::new(SamplingParams {
             temperature: 0.5,
             seed: 0x1234_5678_9abc_def0,
@@ -403,7 +403,7 @@ mod tests {
     }
 
     /// A step with a value in every field.
-    fn full() -> Batch {
+    pub fn full() -> Batch {
         let mut mask = Mask::none(70);
         [3, 64].into_iter().for_each(|token| mask.allow(token));
         let sample = SampleRow {
@@ -462,6 +462,12 @@ mod tests {
             carried_history: vec![Carried { at: 2, want: 3 }],
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::samples::*;
+    use super::*;
 
     #[test]
     fn a_step_is_read_back() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use skein_kernels::collective::Ranks;
 use skein_model::fingerprint::fingerprint;
 use skein_model::spec::Spec;
+use skein_tls::ClusterTls;
 
 use super::shards::threads;
 use super::terms::terms;
@@ -17,8 +18,8 @@ use crate::backend::{Backend, BackendError, Connections};
 use crate::config::{DeviceKind, NodesConfig, RankCommand, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::{
-    self, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan, NodeSettings, Nodes, Peers,
-    Processes, RankAdapters, TOKEN_BYTES, Topology, Welcome,
+    self, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Lock, Member, NodePlan, NodeSettings, Nodes,
+    Peers, Processes, RankAdapters, TOKEN_BYTES, Topology, Welcome,
 };
 
 /// Delay between the end of a group and the next attempt to join one.
@@ -53,7 +54,14 @@ pub(super) fn lead(
     work: Work,
 ) -> Result<Group, WorkerError> {
     let command = rank_command(config)?;
-    let others = gather_nodes(config, &topology)?;
+    let lock = lock(config)?;
+    if lock.tls.is_some() && work.device == DeviceKind::Cuda {
+        tracing::warn!(
+            "certificates encrypt what nodes exchange through this process; NCCL's connections between GPUs on different nodes \
+             stay in the clear, so keep them on a network of their own (NCCL_SOCKET_IFNAME)"
+        );
+    }
+    let others = gather_nodes(config, &topology, &lock)?;
     let cannot = |error: std::io::Error| stopped(format!("cannot start {} ranks: {error}", topology.ranks()));
     let step_bytes = work.cpu.max_rows as usize * spec.hidden_size * size_of::<f32>();
     let plan = |node| NodePlan::new(topology, node, step_bytes);
@@ -64,7 +72,7 @@ pub(super) fn lead(
     let nodes = start_nodes(others, &processes, &welcome, plan);
     let nodes = nodes.map_err(|why| stopped(processes.fail(why)))?;
     let Member { connections, reports, closer } =
-        connect(&memory, &mut processes, nodes.as_deref(), &welcome)?;
+        connect(&memory, &mut processes, nodes.as_deref(), &welcome, lock.tls.as_ref())?;
     processes.watch().also(move |_, _| closer.close());
     let reports = reports.unwrap_or_else(|| unreachable!("the leader is in the last stage"));
     Ok(Group { memory, epoch: welcome.epoch, processes, nodes, connections, reports })
@@ -87,6 +95,7 @@ fn connect(
     processes: &mut Processes,
     nodes: Option<&Nodes>,
     welcome: &Welcome,
+    tls: Option<&ClusterTls>,
 ) -> Result<Member, WorkerError> {
     let (topology, watch) = (welcome.plan.topology, processes.watch().clone());
     let fail = |why: String| stopped(watch.fail(why));
@@ -98,7 +107,7 @@ fn connect(
     let ports: Vec<Option<u16>> = std::iter::once(own_port).chain(ports).collect();
     let peers = nodes.map(|nodes| introduce(nodes, processes, welcome, &ports));
     let peers = peers.transpose().map_err(fail)?;
-    group::connect(memory, 0, listener, peers.as_ref()).map_err(fail)
+    group::connect(memory, 0, listener, peers.as_ref(), tls).map_err(fail)
 }
 
 /// Configuration sent to the ranks.
@@ -192,16 +201,25 @@ fn hello(config: &WorkerConfig) -> Result<Hello, WorkerError> {
 }
 
 /// Waits for the other nodes, if any.
-fn gather_nodes(config: &WorkerConfig, topology: &Topology) -> Result<Vec<Joined>, WorkerError> {
+fn gather_nodes(config: &WorkerConfig, topology: &Topology, lock: &Lock) -> Result<Vec<Joined>, WorkerError> {
     if topology.nodes == 1 {
         return Ok(Vec::new());
     }
-    let NodesConfig { leader, secret, .. } = &config.ranks.nodes;
+    let NodesConfig { leader, .. } = &config.ranks.nodes;
     let cannot =
         |error| stopped(format!("cannot listen on {leader} for the other nodes: {error}; see --leader"));
     let listener = TcpListener::bind(leader).map_err(cannot)?;
-    tracing::info!(%leader, nodes = topology.nodes, "waiting for the other nodes");
-    group::gather(&listener, &hello(config)?, &secret.0).map_err(stopped)
+    let encrypted = lock.tls.is_some();
+    tracing::info!(%leader, nodes = topology.nodes, encrypted, "waiting for the other nodes");
+    group::gather(&listener, &hello(config)?, lock).map_err(stopped)
+}
+
+/// What nodes prove to each other. Certificates are read again for each group.
+fn lock(config: &WorkerConfig) -> Result<Lock, WorkerError> {
+    let NodesConfig { secret, tls, .. } = &config.ranks.nodes;
+    let tls = tls.as_ref().map(ClusterTls::read).transpose();
+    let tls = tls.map_err(|error| WorkerError::Unsuitable(error.to_string()))?;
+    Ok(Lock { secret: secret.clone(), tls })
 }
 
 /// Sends the other nodes their ranks' configuration.
@@ -260,7 +278,7 @@ pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
         threads: threads(config),
     };
     loop {
-        match group::serve_group(&settings) {
+        match group::serve_group(&settings, &lock(config)?) {
             GroupEnd::Refused(why) => return Err(WorkerError::Unsuitable(why)),
             GroupEnd::Stopped => tracing::info!("the group stopped; waiting for the next one"),
             GroupEnd::Lost(why) => tracing::warn!("the group ended: {why}; joining again"),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use skein_kernels::collective::Ranks;
 use skein_model::served_adapter::AdapterModel;
+use skein_tls::ClusterTls;
 
 use super::terms::terms;
 use crate::backend::Backend;
@@ -21,7 +22,9 @@ pub(super) fn join(process: &RankProcess, arithmetic: &str) -> Result<Member, St
         return Err(why);
     }
     let peers = listener.is_some().then(|| process.peers()).transpose()?;
-    group::connect(memory, welcome.rank, listener, peers.as_ref())
+    let files = welcome.config.ranks.nodes.tls.as_ref().filter(|_| listener.is_some());
+    let tls = files.map(ClusterTls::read).transpose().map_err(|error| error.to_string())?;
+    group::connect(memory, welcome.rank, listener, peers.as_ref(), tls.as_ref())
 }
 
 /// Reports to the leader that this rank has loaded its part, and follows the leader. `reader` reads its part

@@ -4,13 +4,16 @@
 
 mod constraint;
 mod drain;
+mod incoming;
 mod local;
+mod metrics_port;
 mod model_facts;
+mod scrape;
 mod serve;
 mod server;
 #[cfg(test)]
 mod tests;
-mod validate;
+pub(crate) mod validate;
 mod watch;
 mod without_io;
 

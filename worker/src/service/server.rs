@@ -5,26 +5,22 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
-use axum::http::HeaderMap;
-use axum::http::header::{ACCEPT, CONTENT_TYPE};
-use axum::response::IntoResponse;
 use axum::routing::get;
-use skein_node::metrics::Format;
 use skein_node::supervisor::Secret;
 use skein_proto::worker::v1::worker_server::WorkerServer;
 use skein_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
-use tokio_stream::{Stream, StreamExt};
+use tokio::task::{JoinHandle, JoinSet};
 use tonic::service::{InterceptorLayer, Routes};
-use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::WorkerService;
+use super::incoming::connections;
+use super::metrics_port::{self, Readiness};
+use super::scrape::scrape;
 use crate::config::WorkerConfig;
 use crate::error::WorkerError;
 use crate::metrics::Metrics;
@@ -36,8 +32,8 @@ const SPARE_STREAMS: u32 = 256;
 /// HTTP/2 flow control: most bytes in flight to us on a stream and on a connection.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
-/// Pause after a connection could not be accepted, so that others can close.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Paths of the health service.
+const HEALTH: &str = "/grpc.health.v1.Health/{*rest}";
 /// Time for connections to close by themselves.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -47,6 +43,9 @@ pub(super) struct Server {
     health: HealthReporter,
     stop: oneshot::Sender<()>,
     task: AbortOnDrop,
+    readiness: Readiness,
+    /// The port of its own for metrics and health, if there is one.
+    _metrics: JoinSet<()>,
 }
 
 struct AbortOnDrop(JoinHandle<()>);
@@ -57,39 +56,25 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Incoming connections. When one cannot be accepted, tonic tries the next at once. Out of file descriptors
-/// that is a silent busy loop, so this logs the error and pauses.
-fn connections(listener: TcpListener) -> impl Stream<Item = std::io::Result<TcpStream>> {
-    TcpIncoming::from(listener).with_nodelay(Some(true)).then(|accepted| async {
-        if let Err(error) = &accepted {
-            tracing::warn!(%error, "cannot accept a connection");
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-        }
-        accepted
-    })
-}
-
-/// Handler of `GET /metrics`.
-async fn scrape(State(metrics): State<Arc<Metrics>>, headers: HeaderMap) -> impl IntoResponse {
-    let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
-    ([(CONTENT_TYPE, format.content_type())], metrics.encode(format))
-}
-
-/// Accepts calls with the secret as a bearer token. Applies to all services, including health and reflection.
-fn with_secret(secret: &Secret, call: Request<()>) -> Result<Request<()>, Status> {
+/// Accepts calls with the secret as a bearer token.
+fn with_secret(secret: &Secret, is_cluster: bool, call: Request<()>) -> Result<Request<()>, Status> {
     let given = call.metadata().get("authorization").map(|value| value.as_bytes());
     let given = given.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
-    if secret.is(given) {
-        return Ok(call);
+    match secret.is(given) {
+        true => Ok(call),
+        false if is_cluster => Err(Status::unauthenticated(
+            "this worker accepts only routers of its cluster: give both the same --cluster-secret-file",
+        )),
+        false => Err(Status::unauthenticated(
+            "this worker accepts only the router that started it; send requests to the router",
+        )),
     }
-    Err(Status::unauthenticated(
-        "this worker accepts only the router that started it; send requests to the router",
-    ))
 }
 
-/// All routes, and what sets the health that one of them answers.
-fn routes(service: WorkerService, metrics: Arc<Metrics>) -> (HealthReporter, Routes) {
-    let (health, health_service) = tonic_health::server::health_reporter();
+/// All routes, and what sets the health that one of them answers. The secret guards them all, with reflection
+/// and paths that do not exist; health only without `open_health`.
+fn routes(config: &WorkerConfig, service: WorkerService, metrics: Arc<Metrics>) -> (HealthReporter, Routes) {
+    let (reporter, health) = tonic_health::server::health_reporter();
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -98,9 +83,22 @@ fn routes(service: WorkerService, metrics: Arc<Metrics>) -> (HealthReporter, Rou
     let worker = WorkerServer::new(service)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let routes = Routes::new(worker).add_service(health_service).add_service(reflection);
-    let metrics = get(scrape).with_state(metrics);
-    (health, Routes::from(routes.into_axum_router().route("/metrics", metrics)))
+    let (secret, open_health) = (config.secret.clone(), config.open_health);
+    let guard = InterceptorLayer::new(move |call| match &secret {
+        Some(secret) => with_secret(secret, open_health, call),
+        None => Ok(call),
+    });
+    let guarded = Routes::new(worker).add_service(reflection).into_axum_router();
+    let guarded = match config.metrics {
+        None => guarded.route("/metrics", get(scrape).with_state(metrics)),
+        Some(_) => guarded,
+    };
+    let health = axum::Router::new().route_service(HEALTH, health);
+    let routes = match open_health {
+        true => guarded.layer(guard).merge(health),
+        false => guarded.merge(health).layer(guard),
+    };
+    (reporter, Routes::from(routes))
 }
 
 type Serving = Pin<Box<dyn Future<Output = Result<(), tonic::transport::Error>> + Send>>;
@@ -114,12 +112,7 @@ fn serving(
     stopped: oneshot::Receiver<()>,
 ) -> Serving {
     let streams = config.scheduler.max_num_queued_reqs + config.scheduler.max_num_seqs + SPARE_STREAMS;
-    let secret = config.secret.clone();
     let server = tonic::transport::Server::builder()
-        .layer(InterceptorLayer::new(move |call| match &secret {
-            Some(secret) => with_secret(secret, call),
-            None => Ok(call),
-        }))
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
@@ -128,7 +121,7 @@ fn serving(
         // For Prometheus, which speaks HTTP/1.1.
         .accept_http1(true)
         .add_routes(routes)
-        .serve_with_incoming_shutdown(connections(listener), async {
+        .serve_with_incoming_shutdown(connections(listener, config.tls.clone()), async {
             // A dropped sender means stop, too.
             let _ = stopped.await;
         });
@@ -145,7 +138,9 @@ impl Server {
         let failed = |source| WorkerError::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let (health, routes) = routes(service, metrics);
+        let readiness = Readiness::default();
+        let own_port = metrics_port::open(config.metrics, &metrics, &readiness).await?;
+        let (health, routes) = routes(config, service, metrics);
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = serving(config, routes, listener, stopped);
         let task = AbortOnDrop(tokio::spawn(async move {
@@ -153,13 +148,14 @@ impl Server {
                 tracing::error!(%error, "the gRPC server ended");
             }
         }));
-        let server = Self { address, health, stop, task };
+        let server = Self { address, health, stop, task, readiness, _metrics: own_port };
         server.say(ServingStatus::NotServing).await;
         Ok(server)
     }
 
     /// Sets the health status of the whole process and of the service.
     pub async fn say(&self, status: ServingStatus) {
+        self.readiness.set(status == ServingStatus::Serving);
         self.health.set_service_status("", status).await;
         self.health.set_service_status("skein.worker.v1.Worker", status).await;
     }

@@ -31,7 +31,7 @@ const MAX_PRIORITY: i32 = 100;
 const MAX_TIMEOUT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The validated request for the engine.
-pub(super) fn request(
+pub(crate) fn request(
     request: wire::GenerateRequest,
     facts: &ModelFacts,
     now: Timestamp,
@@ -80,7 +80,7 @@ pub(super) fn request(
 }
 
 /// Key by which other readers may join the request; `None` if none may.
-pub(super) fn stream_key(bytes: &[u8]) -> Result<Option<StreamKey>, Invalid> {
+pub(crate) fn stream_key(bytes: &[u8]) -> Result<Option<StreamKey>, Invalid> {
     if bytes.is_empty() {
         return Ok(None);
     }
@@ -90,7 +90,7 @@ pub(super) fn stream_key(bytes: &[u8]) -> Result<Option<StreamKey>, Invalid> {
 }
 
 /// The validated attachment for the engine.
-pub(super) fn attachment(request: wire::AttachRequest) -> Result<Attachment, Invalid> {
+pub(crate) fn attachment(request: wire::AttachRequest) -> Result<Attachment, Invalid> {
     check_request_id(&request.request_id)?;
     let missing = || Invalid { field: "stream_key", got: "missing".into(), allowed: "16 bytes".into() };
     let key = stream_key(&request.stream_key)?.ok_or_else(missing)?;

@@ -40,7 +40,7 @@ pub fn group_of(directory: &Path, (tensor, stages): (usize, usize), blocks: KvBl
         numbers: NumberTypes::STORED,
     };
     let load = move |memory: &GroupMemory, directory: &Path, rank| {
-        let Member { connections, reports, .. } = group::connect(memory, rank, None, None).unwrap();
+        let Member { connections, reports, .. } = group::connect(memory, rank, None, None, None).unwrap();
         let none = PackedCache::none();
         (
             CpuModel::load_rank((directory, None), options, &none, connections, &mut |_, _| {}).unwrap(),

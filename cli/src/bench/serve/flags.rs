@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::server_access::Certificates;
+
 /// Flags of `bench serve`.
 #[derive(Debug, Args)]
 #[allow(missing_docs)] // the help texts document the fields
@@ -18,6 +20,8 @@ pub struct Serve {
     pub(super) model: Option<String>,
     #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY", help = "API key")]
     pub(super) api_key: Option<String>,
+    #[command(flatten)]
+    pub(super) certificates: Certificates,
     #[arg(long, default_value_t = 1000, value_name = "N", help = "Number of requests")]
     pub(super) num_prompts: usize,
     #[arg(long, default_value_t = 1, value_name = "N", help = "Warm-up requests, not measured")]

@@ -48,7 +48,8 @@ async fn measure(flags: &Serve) -> Result<(), Failure> {
     let held_back = HeldBack::parse(&flags.batching).map_err(|error| usage(format!("--batching {error}")))?;
     let base_url = flags.base_url.clone().unwrap_or_else(|| format!("http://{}:{}", flags.host, flags.port));
     let timeout = Duration::from_secs(flags.request_timeout);
-    let server = Server::connect(&base_url, flags.model.clone(), flags.api_key.clone(), timeout, extra)
+    let (http, base_url) = flags.certificates.client("--base-url", &base_url, Server::limits(timeout))?;
+    let server = Server::connect(http, &base_url, flags.model.clone(), flags.api_key.clone(), extra)
         .await
         .map_err(Failure::other)?;
     let context = server.max_model_len().await;

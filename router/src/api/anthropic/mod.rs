@@ -76,16 +76,17 @@ async fn answered(app: &App, id: &str, tenant: &Tenant, request: Request) -> Res
 async fn count_tokens(
     State(app): State<App>,
     Extension(RequestId(id)): Extension<RequestId>,
+    Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Json<Value>, AnthropicError> {
-    counted(app, &id, request).await.map(Json).map_err(|refusal| in_own_words(refusal).into())
+    counted(app, &id, &tenant, request).await.map(Json).map_err(|refusal| in_own_words(refusal).into())
 }
 
-async fn counted(app: App, id: &str, request: Request) -> Result<Value, Refusal> {
+async fn counted(app: App, id: &str, tenant: &Tenant, request: Request) -> Result<Value, Refusal> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, &app).await?;
     let (SingleRequest { draft, .. }, _) = input::parse(fields, &headers, id, &app, true)?;
-    app.check_model(draft.model.as_deref())?;
+    app.check_model(draft.model.as_deref(), tenant)?;
     let most = most_to_tokenize(&app.fleet.model_limits()?);
     let text = app.text.clone();
     let bytes = work_bytes(&draft.prompt);

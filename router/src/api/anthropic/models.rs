@@ -8,9 +8,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use skein_text::strftime::strftime;
 
-use crate::api::openai::models::names;
 use crate::app::App;
 use crate::refusal::Refusal;
+use crate::request::tenant::Tenant;
 
 /// Models on a page if the client sets no limit; Anthropic's default.
 const PAGE: usize = 20;
@@ -29,13 +29,13 @@ struct Page {
 ///
 /// # Errors
 /// If its limit is no number in the range.
-pub fn list(app: &App, uri: &Uri) -> Result<Value, Refusal> {
+pub fn list(app: &App, tenant: &Tenant, uri: &Uri) -> Result<Value, Refusal> {
     let page = Query::<Page>::try_from_uri(uri).ok().map(|Query(page)| page);
     let page = page.filter(|page| page.limit.is_none_or(|limit| (1..=MAX_PAGE).contains(&limit)));
     let Some(page) = page else {
         return Err(Refusal::invalid("limit", format!("limit must be an integer in [1, {MAX_PAGE}].")));
     };
-    let names: Vec<String> = names(app).into_iter().map(|(name, _)| name).collect();
+    let names: Vec<String> = app.names(tenant).into_iter().map(|(name, _)| name.to_string()).collect();
     let at = |id: &Option<String>| names.iter().position(|name| id.as_ref() == Some(name));
     let range = at(&page.after_id).map_or(0, |at| at + 1)..at(&page.before_id).unwrap_or(names.len());
     let rest = names.get(range).unwrap_or_default();

@@ -44,7 +44,7 @@ pub struct EndpointPicker {
 impl EndpointPicker {
     /// Picks among the workers of `app`, whose hosts serve HTTP on `port`.
     pub fn new(app: App, port: u16) -> Self {
-        let keys = ApiKeys::new(&app.config.api_keys, app.config.admin_api_key.as_deref());
+        let keys = ApiKeys::of(&app.config);
         Self { app, keys, port }
     }
 }
@@ -152,7 +152,7 @@ impl Picker {
 
     async fn picked(&self, parts: RequestParts) -> Result<Picked, Refusal> {
         let RequestParts { path, headers, body, only } = parts;
-        let tenant = self.keys.admit(&headers).ok_or(Refusal::Unauthorized)?;
+        let tenant = self.keys.admit(&headers)?.tenant;
         let from = Endpoints { port: self.port, only };
         let draft = match body {
             Some(body) => draft::draft(&self.app, &path, &headers, body).await?,
@@ -160,7 +160,7 @@ impl Picker {
         };
         match draft {
             Some(draft) => self.app.pick(crate::request::Draft { tenant, ..draft }, &from).await,
-            None => self.app.pick_by_load(&from),
+            None => self.app.pick_by_load(tenant, &from),
         }
     }
 

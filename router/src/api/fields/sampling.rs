@@ -88,7 +88,7 @@ pub fn draft(
         model: fields.string("model"),
         request_id: Some(id),
         cache_salt: fields.string("cache_salt").unwrap_or_default(),
-        priority: fields.i64("priority").unwrap_or(0),
+        priority: fields.i64("priority"),
         truncation: truncation(fields),
         constraint: constraint::constraint(fields),
         timeout_ms,

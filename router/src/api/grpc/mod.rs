@@ -1,12 +1,13 @@
 //! What all services over gRPC share: their server, statuses, health and reflection. The services are in the
 //! rooms of their APIs: skein.v1 and KServe v2 for clients, skein.worker.v1 for gateways, ext_proc for Envoy.
 
+mod arrival;
 mod health;
 pub mod status;
 
 use axum::Router;
 use axum::body::Body;
-use axum::middleware::map_response;
+use axum::middleware::{map_request, map_response};
 use axum::response::{IntoResponse, Response};
 use http::Request;
 use tonic::codec::CompressionEncoding;
@@ -18,6 +19,8 @@ use crate::api::kserve::KserveService;
 use crate::api::skein::inference::InferenceService;
 use crate::api::worker_face::WorkerFace;
 use crate::app::App;
+use crate::refusal::Refusal;
+use crate::request::tenant::Tenant;
 use skein_proto::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
 use skein_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use skein_proto::v1::inference_server::InferenceServer;
@@ -37,6 +40,10 @@ const MALFORMED: [&str; 4] = [
     "protocol%20error:%20received%20message%20with%20",
     "Missing%20request%20message",
 ];
+
+/// Prefix of its message for a message that is not compressed as it says; and for one too large when
+/// unpacked, which has a status of its own.
+const NOT_COMPRESSED: &str = "Error%20decompressing";
 
 /// The services that need a key.
 ///
@@ -69,10 +76,22 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
     let face = WorkerServer::new(WorkerFace::new(app.clone()))
         .max_decoding_message_size(skein_proto::MAX_MESSAGE_BYTES)
         .max_encoding_message_size(skein_proto::MAX_MESSAGE_BYTES);
-    let router = add(add(add(Router::new(), inference), kserve), face);
+    let face = add(Router::new(), face).layer(map_request(only_gateways));
+    let router = add(add(Router::new(), inference), kserve).merge(face);
     // Tools still use both versions of reflection.
     let router = add(add(router, reflection().build_v1()?), reflection().build_v1alpha()?);
-    Ok(router.layer(map_response(malformed_as_invalid)))
+    Ok(router.layer(map_response(malformed_as_invalid)).layer(map_request(arrival::in_time)))
+}
+
+/// Refuses keys of the keys file that are no gateway's: through the service for gateways a request names its
+/// cache and its stream itself, also those of another tenant.
+async fn only_gateways(request: Request<Body>) -> Result<Request<Body>, Response> {
+    let key = request.extensions().get::<Tenant>().and_then(Tenant::key);
+    if key.is_none_or(|key| key.is_gateway) {
+        return Ok(request);
+    }
+    let message = "This service is for gateways; the key's entry in the keys file needs gateway = true.";
+    Err(status::refuse(&request, Refusal::Forbidden(message.to_owned())))
 }
 
 /// Changes the status of a request that is not protobuf or is too large to INVALID_ARGUMENT. tonic's codec
@@ -80,7 +99,9 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
 async fn malformed_as_invalid(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let message = headers.get("grpc-message").and_then(|message| message.to_str().ok()).unwrap_or_default();
-    if MALFORMED.iter().any(|start| message.starts_with(start)) {
+    let is_internal = headers.get("grpc-status").is_some_and(|status| status == "13");
+    let is_cut = is_internal && message.starts_with(NOT_COMPRESSED);
+    if is_cut || MALFORMED.iter().any(|start| message.starts_with(start)) {
         headers.insert("grpc-status", (tonic::Code::InvalidArgument as i32).into());
     }
     response
@@ -89,12 +110,13 @@ async fn malformed_as_invalid(mut response: Response) -> Response {
 /// The services that answer without a key.
 pub fn open(app: &App) -> Router {
     let router = add(Router::new(), HealthServer::new(health::HealthService::new(app.clone())));
-    let Some(port) = app.config.endpoint_port else { return router };
+    let layer = map_response(malformed_as_invalid);
+    let Some(port) = app.config.endpoint_port else { return router.layer(layer) };
     let largest = app.config.limits.body_bytes + ENVELOPE_BYTES;
     let picker = ExternalProcessorServer::new(EndpointPicker::new(app.clone(), port))
         .max_decoding_message_size(largest)
         .max_encoding_message_size(largest);
-    add(router, picker)
+    add(router, picker).layer(layer)
 }
 
 fn add<S>(router: Router, service: S) -> Router

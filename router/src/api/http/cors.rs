@@ -5,6 +5,8 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue, Method};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
+use super::rate_limits;
+
 /// How long a browser may cache the answer to a preflight.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(3600);
 
@@ -37,7 +39,7 @@ pub fn layer(origins: &[String]) -> Option<CorsLayer> {
             .allow_methods([Method::GET, Method::POST])
             // SDKs send many custom headers, and the wildcard does not cover `Authorization`.
             .allow_headers(AllowHeaders::mirror_request())
-            .expose_headers(EXPOSED)
+            .expose_headers(EXPOSED.into_iter().chain(rate_limits::names()).collect::<Vec<_>>())
             .max_age(PREFLIGHT_AGE),
     )
 }

@@ -72,7 +72,7 @@ pub fn headers(refusal: &Refusal) -> HeaderMap {
     if matches!(refusal, Refusal::CompressedBody(_)) {
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
-    if matches!(refusal, Refusal::MissingKey | Refusal::Unauthorized) {
+    if matches!(refusal, Refusal::MissingKey | Refusal::Unauthorized | Refusal::KeyExpired) {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     headers

@@ -3,10 +3,11 @@
 
 use axum::Router;
 use axum::extract::Request;
-use axum::middleware::map_request_with_state;
+use axum::middleware::{from_fn, map_request_with_state};
 
 use super::error::Refuse;
 use super::keys::{ApiKeys, KeyCheck, require_key};
+use super::rate_limits;
 use crate::refusal::Refusal;
 
 /// The complete API of `routes`: other methods are refused, and all of it needs a key.
@@ -15,7 +16,9 @@ where
     S: Clone + Send + Sync + 'static,
 {
     let check = KeyCheck { keys: keys.clone(), refuse };
-    known_methods(routes, refuse).layer(map_request_with_state(check, require_key))
+    let routes = known_methods(routes, refuse);
+    let routes = if keys.has_limits() { routes.layer(from_fn(rate_limits::show)) } else { routes };
+    routes.layer(map_request_with_state(check, require_key))
 }
 
 /// The routes, with a refusal of other methods.

@@ -244,7 +244,7 @@ impl Given {
             constraint: constraint::constraint(&mut fields),
             truncation: sampling::truncation(&mut fields),
             cache_salt: fields.string("cache_salt").unwrap_or_default(),
-            priority: fields.i64("priority").unwrap_or(0),
+            priority: fields.i64("priority"),
             ..Draft::default()
         };
         self.unknown.into_iter().for_each(|name| fields.leave(name));
@@ -535,7 +535,7 @@ mod tests {
             json!({"timeout": 1_500, "priority": 3, "lora_name": "sql", "early_stopping": true, "foo": 1});
         let call = parse(&json!({"text_input": "hi"}), &parameters).unwrap();
         assert_eq!(call.draft.model.as_deref(), Some("sql"));
-        assert_eq!((call.draft.timeout_ms, call.draft.priority), (Some(2), 3));
+        assert_eq!((call.draft.timeout_ms, call.draft.priority), (Some(2), Some(3)));
         assert_eq!((call.form.ignored.as_deref(), call.form.id.as_str()), (Some("foo"), "any text"));
         assert_eq!(call.draft.request_id, None, "ids of the protocol need not be unique");
         let tokens = parse(&json!({"input_ids": [5, 6]}), &json!({})).unwrap();

@@ -58,36 +58,38 @@ impl KserveService {
         Self { app }
     }
 
-    fn service(&self) -> Service<'_> {
-        Service(&self.app)
+    fn service<T>(&self, request: &Request<T>) -> Service<'_> {
+        Service { app: &self.app, tenant: tenant_of(request) }
     }
 }
 
-/// What the protocol tells of an [`App`], over either transport.
-struct Service<'a>(&'a App);
+/// What the protocol tells a tenant of an [`App`], over either transport.
+struct Service<'a> {
+    app: &'a App,
+    tenant: Tenant,
+}
 
 impl Service<'_> {
     /// Name under which answers show the model or adapter `asked`.
     fn model(&self, asked: &str, version: &str) -> Result<String, Refusal> {
         check_version(asked, version)?;
         let asked = Some(asked).filter(|asked| !asked.is_empty());
-        self.0.check_model(asked)?;
-        Ok(self.0.shown_model(asked).to_string())
+        self.app.check_model(asked, &self.tenant)?;
+        Ok(self.app.shown_model(asked).to_string())
     }
 
     /// The model's names and its adapters.
     fn index(&self, only_ready: bool) -> Vec<ModelIndex> {
-        let refusal = self.0.ready().err();
+        let refusal = self.app.ready().err();
         let state = if refusal.is_none() { "READY" } else { "UNAVAILABLE" };
         let reason = refusal.as_ref().map(ToString::to_string).unwrap_or_default();
-        let model = |name: &Arc<str>| ModelIndex {
+        let model = |(name, _): (Arc<str>, bool)| ModelIndex {
             name: name.to_string(),
             version: model::VERSION.to_owned(),
             state: state.to_owned(),
             reason: reason.clone(),
         };
-        let adapters = self.0.adapters.known();
-        let names = self.0.text.served_names.iter().chain(adapters.by_name.keys());
+        let names = self.app.names(&self.tenant).into_iter();
         names.filter(|_| refusal.is_none() || !only_ready).map(model).collect()
     }
 }
@@ -98,6 +100,11 @@ fn server() -> ServerMetadataResponse {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         extensions: EXTENSIONS.map(str::to_owned).to_vec(),
     }
+}
+
+/// The tenant that the key check found.
+fn tenant_of<T>(request: &Request<T>) -> Tenant {
+    request.extensions().get::<Tenant>().cloned().unwrap_or_default()
 }
 
 /// What the requests of one call have in common.
@@ -115,7 +122,7 @@ impl Caller {
         let metadata: &MetadataMap = request.metadata();
         let header = |name: &str| metadata.get(name).and_then(|value| value.to_str().ok());
         Self {
-            tenant: request.extensions().get::<Tenant>().cloned().unwrap_or_default(),
+            tenant: tenant_of(request),
             timeout: header("grpc-timeout").and_then(convert::timeout),
             remote: Remote::read(header),
             is_strict: header(STRICT).is_some_and(|strict| strict.eq_ignore_ascii_case("true")),
@@ -153,8 +160,9 @@ impl GrpcInferenceService for KserveService {
         &self,
         request: Request<ModelReadyRequest>,
     ) -> Result<Response<ModelReadyResponse>, Status> {
+        let service = self.service(&request);
         let ModelReadyRequest { name, version } = request.into_inner();
-        let ready = self.service().model(&name, &version).is_ok() && self.app.ready().is_ok();
+        let ready = service.model(&name, &version).is_ok() && self.app.ready().is_ok();
         Ok(Response::new(ModelReadyResponse { ready }))
     }
 
@@ -169,8 +177,9 @@ impl GrpcInferenceService for KserveService {
         &self,
         request: Request<ModelMetadataRequest>,
     ) -> Result<Response<ModelMetadataResponse>, Status> {
+        let service = self.service(&request);
         let ModelMetadataRequest { name, version } = request.into_inner();
-        let name = self.service().model(&name, &version).map_err(|refusal| status(&refusal))?;
+        let name = service.model(&name, &version).map_err(|refusal| status(&refusal))?;
         Ok(Response::new(model::metadata(&name)))
     }
 
@@ -178,8 +187,9 @@ impl GrpcInferenceService for KserveService {
         &self,
         request: Request<ModelConfigRequest>,
     ) -> Result<Response<ModelConfigResponse>, Status> {
+        let service = self.service(&request);
         let ModelConfigRequest { name, version } = request.into_inner();
-        let name = self.service().model(&name, &version).map_err(|refusal| status(&refusal))?;
+        let name = service.model(&name, &version).map_err(|refusal| status(&refusal))?;
         Ok(Response::new(ModelConfigResponse { config: Some(model::config(&name)) }))
     }
 
@@ -187,7 +197,7 @@ impl GrpcInferenceService for KserveService {
         &self,
         request: Request<RepositoryIndexRequest>,
     ) -> Result<Response<RepositoryIndexResponse>, Status> {
-        let models = self.service().index(request.get_ref().ready);
+        let models = self.service(&request).index(request.get_ref().ready);
         Ok(Response::new(RepositoryIndexResponse { models }))
     }
 

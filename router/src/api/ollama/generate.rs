@@ -56,7 +56,7 @@ async fn answer(
     let lines = Lines::new(kind, shown_model, received_at);
     if !has_prompt {
         // Ollama loads the model, or unloads it, for a request without a prompt. Here it stays loaded.
-        app.check_model(draft.model.as_deref())?;
+        app.check_model(draft.model.as_deref(), tenant)?;
         let reason = if unloads { "unload" } else { "load" };
         return Ok(Json(lines.without_prompt(reason)).into_response());
     }

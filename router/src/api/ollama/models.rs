@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use serde_json::{Value, json};
 use skein_text::model_text::{Facts, ModelText};
 use skein_text::strftime::strftime;
@@ -11,6 +11,7 @@ use skein_text::strftime::strftime;
 use super::error::OllamaError;
 use crate::api::fields::object::Fields;
 use crate::app::App;
+use crate::request::tenant::Tenant;
 
 /// Ollama's model names end in a tag; this one is the default.
 const DEFAULT_TAG: &str = ":latest";
@@ -30,25 +31,26 @@ pub fn thinks(text: &ModelText) -> bool {
 }
 
 /// Models that can be requested.
-pub async fn tags(State(app): State<App>) -> Json<Value> {
+pub async fn tags(State(app): State<App>, Extension(tenant): Extension<Tenant>) -> Json<Value> {
     let modified_at = strftime("%Y-%m-%dT%H:%M:%SZ", Duration::from_secs(app.created));
-    listed(&app, |model| model["modified_at"] = modified_at.as_str().into())
+    listed(&app, &tenant, |model| model["modified_at"] = modified_at.as_str().into())
 }
 
 /// Models in memory, which are those that can be requested.
-pub async fn ps(State(app): State<App>) -> Json<Value> {
+pub async fn ps(State(app): State<App>, Extension(tenant): Extension<Tenant>) -> Json<Value> {
     let context = context_length(&app);
-    listed(&app, |model| {
+    listed(&app, &tenant, |model| {
         model["expires_at"] = NEVER.into();
         model["size_vram"] = 0.into();
         model["context_length"] = context.into();
     })
 }
 
-fn listed(app: &App, complete: impl Fn(&mut Value)) -> Json<Value> {
+fn listed(app: &App, tenant: &Tenant, complete: impl Fn(&mut Value)) -> Json<Value> {
     let facts = &app.text.facts;
     let digest = digest(app);
-    let models = app.text.served_names.iter().map(|name| {
+    let names = app.text.served_names.iter().filter(|name| tenant.may_use(name.as_ref()));
+    let models = names.map(|name| {
         let mut model = json!({
             "name": **name, "model": **name, "size": facts.bytes, "digest": digest, "details": details(facts),
         });
@@ -70,10 +72,14 @@ fn context_length(app: &App) -> Option<u32> {
 }
 
 /// What is known about one model.
-pub async fn show(State(app): State<App>, request: Request) -> Result<Json<Value>, OllamaError> {
+pub async fn show(
+    State(app): State<App>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Json<Value>, OllamaError> {
     let mut fields = Fields::read_of_any_type(request, &app).await?;
     let name = fields.string("model").or_else(|| fields.string("name"));
-    app.check_model(name.as_deref().map(untagged))?;
+    app.check_model(name.as_deref().map(untagged), &tenant)?;
     let facts = &app.text.facts;
     // Clients look up the context length under the architecture's name.
     let architecture = if facts.family.is_empty() { "skein" } else { &facts.family };

@@ -33,6 +33,7 @@ pub async fn create(
 ) -> Result<Json<Value>, OpenAiError> {
     let store = store(&app)?.clone();
     let new = new_job(Fields::read(request, &app).await?, app.config.refuse_unknown_fields)?;
+    let new = NewJob { rights: tenant.key().map(|key| key.rights.clone()), ..new };
     let job = store.create(&store.owner(tenant.name()), new).map_err(Refusal::from)?;
     Ok(Json(job.to_json()))
 }
@@ -71,7 +72,7 @@ fn new_job(mut fields: Fields, refuse_unknown: bool) -> Result<NewJob, Refusal> 
         }
     };
     fields.finish(refuse_unknown)?;
-    Ok(NewJob { endpoint: endpoint.unwrap_or(Endpoint::Completions), input_file_id, metadata })
+    Ok(NewJob { endpoint: endpoint.unwrap_or(Endpoint::Completions), input_file_id, metadata, rights: None })
 }
 
 fn is_short((key, value): (&String, &Value)) -> bool {

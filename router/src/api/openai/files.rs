@@ -15,6 +15,7 @@ use tokio::io::AsyncReadExt;
 
 use super::error::OpenAiError;
 use super::page::PageQuery;
+use crate::api::http::pace::{Paced, TooSlow};
 use crate::app::App;
 use crate::batch::jobs::{FileRecord, MAX_FILE_BYTES, Store, StoreError, Upload};
 use crate::refusal::Refusal;
@@ -87,7 +88,7 @@ fn form(request: Request) -> Result<Multipart<'static>, Refusal> {
     let boundary = multer::parse_boundary(content_type.unwrap_or_default()).map_err(|error| {
         Refusal::invalid("file", format!("Send multipart/form-data with `purpose` and `file`: {error}."))
     })?;
-    let body = Limited::new(request.into_body(), MAX_FORM_BYTES).into_data_stream();
+    let body = Paced::new(Limited::new(request.into_body(), MAX_FORM_BYTES)).into_data_stream();
     Ok(Multipart::new(body, boundary))
 }
 
@@ -141,6 +142,11 @@ fn broken(error: multer::Error) -> Refusal {
         && cause.downcast_ref::<http_body_util::LengthLimitError>().is_some()
     {
         return Refusal::TooLarge { limit: MAX_FILE_BYTES as usize };
+    }
+    if let multer::Error::StreamReadFailed(cause) = &error
+        && let Some(slow) = cause.downcast_ref::<TooSlow>()
+    {
+        return Refusal::invalid("file", format!("The form did not arrive: {slow}."));
     }
     Refusal::invalid("file", format!("The form is malformed: {error}."))
 }

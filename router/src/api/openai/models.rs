@@ -3,18 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::request::tenant::Tenant;
 
-/// Names that a request may use: those of the model, and of its adapters (`true`).
-pub fn names(app: &App) -> Vec<(String, bool)> {
-    let model = app.text.served_names.iter().map(|name| (name.to_string(), false));
-    let known = app.adapters.known();
-    model.chain(known.by_name.keys().map(|name| (name.to_string(), true))).collect()
-}
-
-/// The list in OpenAI's form.
-pub fn list(app: &App) -> Value {
+/// The list in OpenAI's form, of what `tenant` may use.
+pub fn list(app: &App, tenant: &Tenant) -> Value {
     let data: Vec<Value> =
-        names(app).into_iter().map(|(name, is_adapter)| model(app, &name, is_adapter)).collect();
+        app.names(tenant).into_iter().map(|(name, is_adapter)| model(app, &name, is_adapter)).collect();
     json!({"object": "list", "data": data})
 }
 

@@ -45,7 +45,7 @@ pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<
         sampling: request.sampling.unwrap_or_default().into(),
         request_id: given(request.request_id),
         cache_salt: request.cache_salt,
-        priority: i64::from(request.priority),
+        priority: Some(i64::from(request.priority)).filter(|priority| *priority != 0),
         timeout_ms: timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(1)),
         ..Draft::default()
     })

@@ -1,6 +1,7 @@
 //! The service skein.v1.Inference.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::Stream;
@@ -33,6 +34,11 @@ impl InferenceService {
     }
 }
 
+/// The tenant that the key check found.
+fn tenant_of<T>(request: &Request<T>) -> Tenant {
+    request.extensions().get::<Tenant>().cloned().unwrap_or_default()
+}
+
 type Responses = Pin<Box<dyn Stream<Item = Result<v1::GenerateResponse, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -42,7 +48,7 @@ impl Inference for InferenceService {
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Responses>, Status> {
         let timeout = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
         let timeout = timeout.and_then(convert::timeout);
-        let tenant = request.extensions().get::<Tenant>().cloned().unwrap_or_default();
+        let tenant = tenant_of(&request);
         let request = request.into_inner();
         let responses = self.generated(request, tenant, timeout).await.map_err(|refusal| status(&refusal))?;
         Ok(Response::new(responses))
@@ -50,31 +56,33 @@ impl Inference for InferenceService {
 
     async fn list_models(
         &self,
-        _: Request<v1::ListModelsRequest>,
+        request: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
         let limits = self.app.fleet.model_limits().map_err(|refusal| status(&refusal))?;
-        let adapters = self.app.adapters.known();
-        let model = |name: &std::sync::Arc<str>| v1::Model {
+        let model = |(name, _): (Arc<str>, bool)| v1::Model {
             id: name.to_string(),
             max_model_len: limits.max_model_len,
         };
-        Ok(Response::new(v1::ListModelsResponse {
-            models: self.app.text.served_names.iter().chain(adapters.by_name.keys()).map(model).collect(),
-        }))
+        let names = self.app.names(&tenant_of(&request));
+        Ok(Response::new(v1::ListModelsResponse { models: names.into_iter().map(model).collect() }))
     }
 
     async fn tokenize(
         &self,
         request: Request<v1::TokenizeRequest>,
     ) -> Result<Response<v1::TokenizeResponse>, Status> {
-        self.tokenized(request.into_inner()).await.map(Response::new).map_err(|refusal| status(&refusal))
+        let tenant = tenant_of(&request);
+        let answered = self.tokenized(request.into_inner(), &tenant).await;
+        answered.map(Response::new).map_err(|refusal| status(&refusal))
     }
 
     async fn detokenize(
         &self,
         request: Request<v1::DetokenizeRequest>,
     ) -> Result<Response<v1::DetokenizeResponse>, Status> {
-        self.detokenized(request.into_inner()).await.map(Response::new).map_err(|refusal| status(&refusal))
+        let tenant = tenant_of(&request);
+        let answered = self.detokenized(request.into_inner(), &tenant).await;
+        answered.map(Response::new).map_err(|refusal| status(&refusal))
     }
 }
 
@@ -105,8 +113,12 @@ impl InferenceService {
         Ok(Box::pin(responses(shown, started.stream, had, resumed)))
     }
 
-    async fn tokenized(&self, request: v1::TokenizeRequest) -> Result<v1::TokenizeResponse, Refusal> {
-        self.app.check_model(convert::given(request.model).as_deref())?;
+    async fn tokenized(
+        &self,
+        request: v1::TokenizeRequest,
+        tenant: &Tenant,
+    ) -> Result<v1::TokenizeResponse, Refusal> {
+        self.app.check_model(convert::given(request.model).as_deref(), tenant)?;
         let limits = self.app.fleet.model_limits()?;
         let add_special_tokens = request.add_special_tokens.unwrap_or(true);
         let prompt = match request.input {
@@ -125,8 +137,12 @@ impl InferenceService {
         Ok(v1::TokenizeResponse { token_ids, max_model_len: limits.max_model_len })
     }
 
-    async fn detokenized(&self, request: v1::DetokenizeRequest) -> Result<v1::DetokenizeResponse, Refusal> {
-        self.app.check_model(convert::given(request.model).as_deref())?;
+    async fn detokenized(
+        &self,
+        request: v1::DetokenizeRequest,
+        tenant: &Tenant,
+    ) -> Result<v1::DetokenizeResponse, Refusal> {
+        self.app.check_model(convert::given(request.model).as_deref(), tenant)?;
         let text = self.app.text.clone();
         let vocab_size = text.tokenizer.bytes().vocab_size();
         let tokens: Result<Vec<TokenId>, Refusal> = request

@@ -52,12 +52,21 @@ fn admin_routes(app: &App) -> Router<App> {
     routes.layer(map_request_with_state(refuse, require_admin))
 }
 
-/// Routes that answer without a key.
-pub fn open_routes() -> Router<App> {
+/// Routes that answer without a key. Metrics are among them unless they have a port of their own.
+pub fn open_routes(app: &App) -> Router<App> {
+    let open = Router::new().route("/", get(welcome::page)).merge(health_routes());
+    if app.config.metrics.is_some() { open } else { open.merge(metrics_routes()) }
+}
+
+/// Health, for load balancers and probes.
+pub fn health_routes() -> Router<App> {
     Router::new()
-        .route("/", get(welcome::page))
         .route("/health", get(health::ready))
         .route("/readyz", get(health::ready))
         .route("/livez", get(health::live))
-        .route("/metrics", get(metrics::scrape))
+}
+
+/// Metrics, for Prometheus.
+pub fn metrics_routes() -> Router<App> {
+    Router::new().route("/metrics", get(metrics::scrape))
 }

@@ -300,14 +300,21 @@ async fn malformed_messages_are_the_clients_fault() {
         ("longer than allowed", frame(0, u32::MAX, b"garbage")),
         ("no such compression", frame(9, 1, b"x")),
         ("no message", Vec::new()),
+        ("not compressed as it says", frame(1, 2, b"xx")),
     ];
-    for (case, body) in cases {
-        let call = http::Request::post("/skein.v1.Inference/Generate")
+    // Health checks answered INTERNAL.
+    let health =
+        ("/grpc.health.v1.Health/Check", "no protobuf of the health check", frame(0, 2, &[0xff, 0xff]));
+    let cases = cases.map(|(case, body)| ("/skein.v1.Inference/Generate", case, body));
+    for (path, case, body) in cases.into_iter().chain([health]) {
+        let call = http::Request::post(path)
             .header("content-type", "application/grpc")
             .header("te", "trailers")
+            .header("grpc-encoding", if body.first() == Some(&1) { "gzip" } else { "identity" })
             .body(axum::body::Body::from(body))
             .unwrap();
-        let services = crate::api::grpc::guarded(&testing::app(Script::default())).unwrap();
+        let app = testing::app(Script::default());
+        let services = crate::api::grpc::guarded(&app).unwrap().merge(crate::api::grpc::open(&app));
         let response = tower::ServiceExt::oneshot(services, call).await.unwrap();
         let header = |name: &str| response.headers().get(name).map_or("", |value| value.to_str().unwrap());
         let (status, message) = (header("grpc-status"), header("grpc-message"));

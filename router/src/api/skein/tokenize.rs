@@ -1,7 +1,7 @@
 //! `POST /tokenize` and `POST /detokenize`, in vLLM's shapes.
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use serde_json::{Value, json};
 use skein_proto::TokenId;
 
@@ -12,12 +12,17 @@ use crate::api::openai::error::OpenAiError;
 use crate::app::{App, work_bytes};
 use crate::refusal::Refusal;
 use crate::request::Prompt;
+use crate::request::tenant::Tenant;
 use crate::validate::{most_to_tokenize, token_id};
 
 /// `{prompt | messages, add_special_tokens, return_token_strs}` → `{tokens, count, max_model_len}`
-pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<Value>, OpenAiError> {
+pub async fn tokenize(
+    State(app): State<App>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Json<Value>, OpenAiError> {
     let mut fields = Fields::read(request, &app).await?;
-    app.check_model(fields.string("model").as_deref())?;
+    app.check_model(fields.string("model").as_deref(), &tenant)?;
     let limits = app.fleet.model_limits()?;
     let return_token_strs = fields.bool("return_token_strs");
     let prompt = match fields.take("prompt") {
@@ -47,9 +52,13 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<V
 }
 
 /// `{tokens}` → `{prompt}`
-pub async fn detokenize(State(app): State<App>, request: Request) -> Result<Json<Value>, OpenAiError> {
+pub async fn detokenize(
+    State(app): State<App>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Json<Value>, OpenAiError> {
     let mut fields = Fields::read(request, &app).await?;
-    app.check_model(fields.string("model").as_deref())?;
+    app.check_model(fields.string("model").as_deref(), &tenant)?;
     let tokens = fields.integers("tokens");
     fields.finish(app.config.refuse_unknown_fields)?;
     let tokens =

@@ -9,10 +9,16 @@ mod fuzz;
 mod known_fields;
 mod metrics;
 mod ollama;
+// The certificates of the harness, which stands on this crate.
+#[allow(dead_code)]
+#[path = "../../../../tests/src/pki.rs"]
+mod pki;
 mod requests;
 mod resume;
 mod scores;
 mod service;
+mod tenants;
+mod tls;
 mod tools;
 mod usage;
 

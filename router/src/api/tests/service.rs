@@ -93,7 +93,8 @@ async fn lists_of_files_and_batches_take_a_page_and_refuse_wrong_ones_in_the_for
     let ids: Vec<String> = (0..3).map(|_| store.upload("").unwrap().finish("f").unwrap().id).collect();
     for input in &ids {
         let endpoint = crate::batch::Endpoint::Chat;
-        let new = NewJob { endpoint, input_file_id: input.clone(), metadata: serde_json::Map::new() };
+        let new =
+            NewJob { endpoint, input_file_id: input.clone(), metadata: serde_json::Map::new(), rights: None };
         store.create("", new).unwrap();
     }
     let mut app = testing::app(says("x"));

@@ -54,6 +54,7 @@ pub fn token_request(
         n,
         // The gateway has already mixed the tenant into the salt.
         tenant: Tenant::default(),
+        part: 0,
         call: request.call,
         cache_salt: request.cache_salt.into(),
         priority: request.priority,

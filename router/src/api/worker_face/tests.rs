@@ -17,7 +17,7 @@ use tonic::{Code, Request};
 use crate::app::App;
 use crate::cluster::{Cluster, Tuning};
 use crate::generator::TokenSource;
-use crate::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
+use crate::links::transport::{Connector, Grpc, Transport};
 use crate::links::worker_client::WorkerClient;
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenRequest};
@@ -48,7 +48,7 @@ impl Router {
     }
 
     async fn connect(&self) -> Arc<dyn Transport> {
-        Grpc.connect(&self.address).await.unwrap()
+        Grpc::default().connect(&self.address).await.unwrap()
     }
 
     async fn open_is(&self, streams: usize) {
@@ -201,7 +201,7 @@ fn whole(id: &str) -> TokenRequest {
 #[tokio::test]
 async fn a_gateway_resumes_through_another_router() {
     let mut one = Router::start(talks(), &[]).await;
-    let (cluster, members) = gateway(&one, Arc::new(Grpc)).await;
+    let (cluster, members) = gateway(&one, Arc::new(Grpc::default())).await;
     let asked = whole("g");
     let mut stream = cluster.submit(asked.clone()).await.unwrap();
     assert_eq!(stream.next().await.unwrap().unwrap().tokens, testing::tokens("ab"));
@@ -227,7 +227,7 @@ async fn a_gateway_keeps_a_request_on_the_version_that_its_first_router_named() 
     };
     let mut one = Router::start(of(7, talks()), &[]).await;
     assert_eq!(one.connect().await.info().await.unwrap().model_fingerprint, 0, "it may serve several");
-    let (cluster, members) = gateway(&one, Arc::new(Grpc)).await;
+    let (cluster, members) = gateway(&one, Arc::new(Grpc::default())).await;
     let mut stream = cluster.submit(whole("g")).await.unwrap();
     assert_eq!(stream.next().await.unwrap().unwrap().tokens, testing::tokens("ab"));
     assert_eq!(stream.journey().version, Version(7));
@@ -238,7 +238,7 @@ async fn a_gateway_keeps_a_request_on_the_version_that_its_first_router_named() 
     assert!(matches!(stream.next().await.unwrap(), Err(Refusal::VersionGone)));
     assert_eq!(other.script.requests.lock().unwrap()[0].version, Version(7));
     // A client that comes to another gateway with its part names the version itself.
-    let (cluster, _members) = gateway(&other, Arc::new(Grpc)).await;
+    let (cluster, _members) = gateway(&other, Arc::new(Grpc::default())).await;
     let refused = cluster.submit(TokenRequest { version: Version(8), ..whole("h") }).await;
     assert!(matches!(refused, Err(Refusal::VersionGone)));
     assert_eq!(other.script.requests.lock().unwrap()[1].version, Version(8));
@@ -247,7 +247,7 @@ async fn a_gateway_keeps_a_request_on_the_version_that_its_first_router_named() 
 #[tokio::test]
 async fn a_client_that_leaves_a_gateway_frees_its_stream_at_the_router() {
     let router = Router::start(talks(), &[]).await;
-    let (cluster, _members) = gateway(&router, Arc::new(Grpc)).await;
+    let (cluster, _members) = gateway(&router, Arc::new(Grpc::default())).await;
     let mut stream = cluster.submit(whole("g")).await.unwrap();
     stream.next().await.unwrap().unwrap();
     router.open_is(1).await;
@@ -262,12 +262,12 @@ async fn a_gateway_sends_the_key_that_routers_require() {
     let refused = router.connect().await.info().await.err().unwrap();
     assert_eq!(refused.code(), Code::Unauthenticated);
     // The link reports this text as the cause of its failure.
-    let client = WorkerClient::connect(&Grpc, &router.address).await.unwrap();
+    let client = WorkerClient::connect(&Grpc::default(), &router.address).await.unwrap();
     let refused = client.info().await.unwrap_err().to_string();
     assert!(refused.starts_with("Unauthenticated: "), "{refused}");
-    let key = GrpcWithKey::new("sesame").unwrap();
+    let key = Grpc::default().with_key("sesame").unwrap();
     let (cluster, _members) = gateway(&router, Arc::new(key)).await;
     let mut stream = cluster.submit(whole("g")).await.unwrap();
     assert_eq!(stream.next().await.unwrap().unwrap().tokens, testing::tokens("ab"));
-    assert!(GrpcWithKey::new("a\nb").is_none());
+    assert!(Grpc::default().with_key("a\nb").is_none());
 }

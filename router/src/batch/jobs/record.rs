@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::limits::WINDOW_SECONDS;
 use crate::batch::Endpoint;
+use crate::tenants::Rights;
 
 /// Purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,6 +104,8 @@ pub struct NewJob {
     pub input_file_id: String,
     /// The client's key-value pairs, at most 16.
     pub metadata: Map<String, Value>,
+    /// What its requests may ask for; `None` = anything.
+    pub rights: Option<Rights>,
 }
 
 /// Record of a batch job.
@@ -128,6 +131,9 @@ pub struct Job {
     pub counts: Counts,
     /// The client's key-value pairs.
     pub metadata: Map<String, Value>,
+    /// What the key that created it could ask for; `None` = anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rights: Option<Rights>,
     /// Time of creation and of each status reached, seconds since 1970, under OpenAI's names.
     pub times: Map<String, Value>,
 }
@@ -149,6 +155,7 @@ impl Job {
             errors: Vec::new(),
             counts: Counts::default(),
             metadata: new.metadata,
+            rights: new.rights,
             times,
         }
     }

@@ -24,7 +24,12 @@ fn answers() -> Script {
 }
 
 fn new_job(input: &str) -> NewJob {
-    NewJob { endpoint: Endpoint::Completions, input_file_id: input.into(), metadata: Map::new() }
+    NewJob {
+        endpoint: Endpoint::Completions,
+        input_file_id: input.into(),
+        metadata: Map::new(),
+        rights: None,
+    }
 }
 
 fn line(name: &str, prompt: &str) -> String {

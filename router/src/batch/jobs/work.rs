@@ -190,12 +190,18 @@ fn ended_by(store: &Store, job: &Job, error: RunError) -> Result<Result<(), JobE
     }
 }
 
-/// The tenant that `job` belongs to. If its key is gone, one that no client has.
+/// The tenant that `job` belongs to, with the rights of the key that created the job. If its key or its
+/// tenant is gone, one that no client has.
 fn tenant(app: &App, store: &Store, job: &Job) -> Tenant {
-    let keys = app.config.api_keys.iter().map(|key| Tenant::of_key(key));
-    keys.into_iter()
-        .find(|tenant| store.owner(tenant.name()) == job.tenant)
-        .unwrap_or_else(|| Tenant::named(&job.tenant))
+    let is_owner = |name: &str| store.owner(name) == job.tenant;
+    let of_flag = app.config.api_keys.iter().map(|key| Tenant::of_key(key));
+    let of_flag = of_flag.into_iter().find(|tenant| is_owner(tenant.name()));
+    let of_file = || {
+        let file = app.config.keys_file.as_ref()?;
+        let owns = |tenant: &str| is_owner(&Tenant::name_in_file(tenant));
+        file.key_for_batch(owns, job.rights.as_ref()).map(Tenant::of_entry)
+    };
+    of_flag.or_else(of_file).unwrap_or_else(|| Tenant::named(&job.tenant))
 }
 
 /// Sends requests of one tenant to this router while it has idle capacity.

@@ -49,3 +49,18 @@ async fn another_process_without_the_secret_is_refused_on_every_method() {
 async fn serve_with_secret(secret: &Secret) -> Served {
     serve_with(WorkerConfig { secret: Some(secret.clone()), ..config() }, FakeOptions::default()).await
 }
+
+#[tokio::test]
+async fn with_the_secret_of_a_cluster_only_health_answers_strangers() {
+    let secret = Secret::given("0123456789abcdef").expect("it is long enough");
+    let guarded = WorkerConfig { secret: Some(secret.clone()), open_health: true, ..config() };
+    let served = serve_with(guarded, FakeOptions::default()).await;
+    for (method, code) in answers(served.address, None).await {
+        let expected = if method == "Health.Check" { Code::Ok } else { Code::Unauthenticated };
+        assert_eq!(code, expected, "{method}");
+    }
+    for (method, code) in answers(served.address, Some(secret.expose())).await {
+        assert_ne!(code, Code::Unauthenticated, "{method} with the secret");
+    }
+    served.stop().await.expect("it ends as asked");
+}

@@ -70,13 +70,18 @@ async fn ready(State(app): State<App>) -> Result<Json<Value>, KserveError> {
     Ok(Json(json!({"ready": true})))
 }
 
-async fn models(State(app): State<App>) -> Json<Value> {
-    let names: Vec<String> = Service(&app).index(false).into_iter().map(|model| model.name).collect();
+async fn models(State(app): State<App>, Extension(tenant): Extension<Tenant>) -> Json<Value> {
+    let service = Service { app: &app, tenant };
+    let names: Vec<String> = service.index(false).into_iter().map(|model| model.name).collect();
     Json(json!({"models": names}))
 }
 
 /// The list of models; the body may be empty.
-async fn index(State(app): State<App>, request: Request) -> Result<Json<Value>, KserveError> {
+async fn index(
+    State(app): State<App>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Json<Value>, KserveError> {
     let only_ready = |parts: body::Parts| match parts.json.trim_ascii() {
         b"" => Ok(false),
         json => {
@@ -94,7 +99,7 @@ async fn index(State(app): State<App>, request: Request) -> Result<Json<Value>, 
         }
         object
     };
-    Ok(Json(Service(&app).index(only_ready).into_iter().map(model).collect()))
+    Ok(Json(Service { app: &app, tenant }.index(only_ready).into_iter().map(model).collect()))
 }
 
 /// Answers a request below `/v2/models/`, and names its route for the metrics.
@@ -112,15 +117,15 @@ async fn of_model(
     let answered = match target.check(request.method()) {
         Err(refusal) => Err(refusal),
         Ok(()) if target.verb.generates() => generated(&app, target, tenant, &id, request).await,
-        Ok(()) => described(&app, &target).map(|object| Json(object).into_response()),
+        Ok(()) => described(&app, &target, tenant).map(|object| Json(object).into_response()),
     };
     let mut response = answered.map_err(KserveError::from).into_response();
     response.extensions_mut().insert(route);
     response
 }
 
-fn described(app: &App, target: &Target) -> Result<Value, Refusal> {
-    let name = Service(app).model(&target.model, &target.version)?;
+fn described(app: &App, target: &Target, tenant: Tenant) -> Result<Value, Refusal> {
+    let name = Service { app, tenant }.model(&target.model, &target.version)?;
     if target.verb == Verb::Ready {
         app.ready()?;
         return Ok(json!({"name": name, "ready": true}));
