@@ -15,6 +15,8 @@ mod bench;
 mod certificates;
 mod certs;
 #[cfg(feature = "worker")]
+mod cluster_view;
+#[cfg(feature = "worker")]
 mod doctor;
 mod exit;
 mod front;
@@ -40,6 +42,8 @@ mod run_batch;
 mod serve;
 #[cfg(feature = "worker")]
 mod server_access;
+#[cfg(feature = "worker")]
+mod server_events;
 mod settings;
 #[cfg(feature = "worker")]
 mod shipped;
@@ -156,6 +160,10 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some((doctor::DOCTOR, matches)) => runtime(None)?.block_on(doctor::run(matches)),
         #[cfg(feature = "worker")]
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
+        #[cfg(feature = "worker")]
+        Some((cluster_view::STATUS, matches)) => runtime(None)?.block_on(cluster_view::status(matches)),
+        #[cfg(feature = "worker")]
+        Some((cluster_view::TOP, matches)) => runtime(None)?.block_on(cluster_view::top(matches)),
         Some((certs::CERTS, matches)) => certs::run(matches),
         Some((keys::KEYS, matches)) => keys::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
@@ -217,10 +225,19 @@ fn command() -> Command {
             #[cfg(feature = "worker")]
             Command::new(worker::RANK).hide(true),
         ])
+        .subcommands(observing_commands())
         .subcommands(hub::commands())
         .subcommands(reference::commands())
         .subcommand(Command::new("help").about("Print the help of a command").arg(of_command))
         .subcommand(Command::new("version").about("Print the version").arg(json))
+}
+
+/// Commands that look at a running cluster.
+fn observing_commands() -> Vec<Command> {
+    #[cfg(feature = "worker")]
+    return cluster_view::commands().into();
+    #[cfg(not(feature = "worker"))]
+    Vec::new()
 }
 
 fn model_arg() -> Arg {
@@ -361,6 +378,9 @@ mod tests {
         check("skein certs node", false);
         check("skein certs secret --out f", true);
         check("skein certs", false);
+        check("skein status --url https://a --cacert c --api-key k --json", true);
+        check("skein top --url http://a", true);
+        check("skein top b", false);
         check("skein keys new --tenant acme --models a --models b --highest-priority -5 --admin", true);
         check("skein keys new", false);
         check("skein keys new --tenant acme --max-concurrent 0", false);

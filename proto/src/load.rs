@@ -18,6 +18,25 @@ pub struct Load {
     pub prefill_tokens_per_second: f32,
     /// Measured decode rate, all running sequences together; 0 = not measured yet.
     pub decode_tokens_per_second: f32,
+    /// What people want to see of it.
+    pub detail: LoadDetail,
+}
+
+/// Details of a worker's load for people. No decision depends on them.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LoadDetail {
+    /// Blocks without a holder whose content is cached.
+    pub cached_blocks: u32,
+    /// Blocks that several sequences hold.
+    pub shared_blocks: u32,
+    /// Time of the latest steps, exponentially weighted; 0 = not measured yet.
+    pub step_seconds: f32,
+    /// Prompt tokens of requests that began to run, since the start.
+    pub prompt_tokens: u64,
+    /// Those of them that were found in the prefix cache.
+    pub cached_prompt_tokens: u64,
+    /// Tokens generated since the start.
+    pub output_tokens: u64,
 }
 
 /// A worker's report to one router.
@@ -50,6 +69,7 @@ impl From<LoadReport> for wire::Load {
             draining,
             giving_back,
             totals: Vec::new(),
+            detail: (load.detail != LoadDetail::default()).then(|| load.detail.into()),
         }
     }
 }
@@ -64,11 +84,54 @@ impl From<wire::Load> for LoadReport {
                 free_blocks: report.free_blocks,
                 prefill_tokens_per_second: report.prefill_tokens_per_second,
                 decode_tokens_per_second: report.decode_tokens_per_second,
+                detail: report.detail.map(Into::into).unwrap_or_default(),
             },
             step: report.step,
             last_placement_sequence: report.last_placement_sequence,
             draining: report.draining,
             giving_back: report.giving_back,
+        }
+    }
+}
+
+impl From<LoadDetail> for wire::LoadDetail {
+    fn from(detail: LoadDetail) -> Self {
+        let LoadDetail {
+            cached_blocks,
+            shared_blocks,
+            step_seconds,
+            prompt_tokens,
+            cached_prompt_tokens,
+            output_tokens,
+        } = detail;
+        Self {
+            cached_blocks,
+            shared_blocks,
+            step_seconds,
+            prompt_tokens,
+            cached_prompt_tokens,
+            output_tokens,
+        }
+    }
+}
+
+impl From<wire::LoadDetail> for LoadDetail {
+    fn from(detail: wire::LoadDetail) -> Self {
+        let wire::LoadDetail {
+            cached_blocks,
+            shared_blocks,
+            step_seconds,
+            prompt_tokens,
+            cached_prompt_tokens,
+            output_tokens,
+        } = detail;
+        Self {
+            cached_blocks,
+            shared_blocks,
+            step_seconds,
+            prompt_tokens,
+            cached_prompt_tokens,
+            output_tokens,
         }
     }
 }

@@ -229,8 +229,18 @@ fn what_a_worker_says_of_itself() {
         draining: true,
         giving_back: false,
         totals: Vec::new(),
+        detail: None,
     };
-    check("event.load", event(worker_event::Event::Load(load)));
+    check("event.load", event(worker_event::Event::Load(load.clone())));
+    let detail = LoadDetail {
+        cached_blocks: 1,
+        shared_blocks: 2,
+        step_seconds: 0.25,
+        prompt_tokens: 4,
+        cached_prompt_tokens: 5,
+        output_tokens: 6,
+    };
+    check("event.load.detail", event(worker_event::Event::Load(Load { detail: Some(detail), ..load })));
 }
 
 /// Converting a message to plain types and back loses and adds nothing.

@@ -31,8 +31,10 @@ use crate::dispatch::delivery;
 use crate::dispatch::driver::{Driver, NewRequest};
 use crate::generator::{Adapters, FleetView, Generator, TokenSource};
 use crate::links::adapters;
+use crate::links::drains;
 use crate::links::errands::{self, Errands};
 use crate::links::follow;
+use crate::links::moves::Move;
 use crate::links::picks::{Endpoints, Picked};
 use crate::links::transport::{Connector, Grpc};
 use crate::links::workers::Workers;
@@ -249,6 +251,14 @@ impl FleetView for Cluster {
 
     fn rejections(&self) -> Rejections {
         self.admission.rejections()
+    }
+
+    fn moves(&self) -> Vec<Arc<Move>> {
+        self.workers.moves.latest()
+    }
+
+    fn drain<'a>(&'a self, worker: &'a str, on: bool) -> BoxFuture<'a, Result<(), Refusal>> {
+        Box::pin(drains::drain(&self.workers, worker, on))
     }
 }
 

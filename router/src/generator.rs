@@ -16,6 +16,7 @@ use skein_proto::totals::Total;
 use skein_proto::version::Version;
 
 use crate::admission::{Rejections, Running};
+use crate::links::moves::Move;
 use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenDelta, TokenRequest};
@@ -51,6 +52,15 @@ pub trait FleetView: Send + Sync + 'static {
     fn running(&self) -> Running;
     /// Requests refused by a limit of the queue, for metrics.
     fn rejections(&self) -> Rejections;
+    /// The latest moves of requests, oldest first.
+    fn moves(&self) -> Vec<Arc<Move>>;
+    /// Orders the worker of this name to give its requests to others and take no more, or to take requests
+    /// again.
+    ///
+    /// # Errors
+    /// [`Refusal::NotFound`] if there is no such worker, [`Refusal::Conflict`] if no other one is ready or it
+    /// does not obey.
+    fn drain<'a>(&'a self, worker: &'a str, on: bool) -> BoxFuture<'a, Result<(), Refusal>>;
 }
 
 /// Adapters of all workers, and their changes at run time.

@@ -27,6 +27,7 @@ use skein_text::model_text::{Facts, ModelText};
 
 use crate::admission::{Rejections, Running};
 use crate::generator::{Adapters, FleetView, Generator, TokenSource};
+use crate::links::moves::Move;
 use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenDelta, TokenRequest};
@@ -227,6 +228,14 @@ impl FleetView for Script {
 
     fn rejections(&self) -> Rejections {
         Rejections { by_requests: 3, by_tokens: 4 }
+    }
+
+    fn moves(&self) -> Vec<Arc<Move>> {
+        Vec::new()
+    }
+
+    fn drain<'a>(&'a self, worker: &'a str, _: bool) -> BoxFuture<'a, Result<(), Refusal>> {
+        async move { Err(Refusal::NotFound(format!("There is no worker `{worker}`."))) }.boxed()
     }
 }
 

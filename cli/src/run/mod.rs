@@ -9,7 +9,6 @@ mod generate;
 mod options;
 mod remote;
 mod sampling;
-mod server_events;
 
 use std::io::{IsTerminal, Read};
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use skein_router::request::{Draft, Prompt};
 
 use super::answer::{Answer, Unanswered};
 use super::sampling;
-use super::server_events::{ServerEvent, ServerEvents};
+use crate::server_events::{ServerEvent, ServerEvents};
 use crate::exit::Failure;
 use crate::server_access::Certificates;
 

@@ -15,6 +15,7 @@ pub mod kserve;
 mod models;
 mod ollama;
 pub mod openai;
+mod page;
 mod skein;
 #[cfg(test)]
 mod tests;
@@ -52,6 +53,7 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .merge(face::guarded(guarded.with_state(()), &keys, grpc::status::refuse))
         .fallback_service(unknown(&keys));
     let open = face::known_methods(skein::open_routes(&app), OpenAiError::refuse)
+        .merge(face::known_methods(page::routes(), OpenAiError::refuse))
         .merge(face::known_methods(kserve::rest::open_routes(), KserveError::refuse))
         .merge(open.with_state(()));
     // One stack: a router wraps a route in boxes for each `layer`, and a request pays for all of them.

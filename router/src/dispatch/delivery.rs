@@ -224,6 +224,11 @@ impl Delivery {
         &self.full
     }
 
+    /// Output tokens that the client has, of all samples.
+    pub fn output_tokens(&self) -> u64 {
+        self.samples.iter().map(|sample| sample.delivered.len() as u64).sum()
+    }
+
     /// Number of moves so far, including those back to the same worker.
     pub fn moves(&self) -> u32 {
         self.moves

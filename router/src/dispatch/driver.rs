@@ -8,7 +8,7 @@ use std::time::Duration;
 use skein_choice::breaker::Outcome;
 use skein_choice::fleet::{self, Job};
 use skein_choice::worker_id::WorkerEpoch;
-use skein_node::clock;
+use skein_node::clock::{self, Timestamp};
 use skein_node::signal::Listener;
 use skein_node::trace::Part;
 use skein_proto::delta::WorkerDelta;
@@ -22,6 +22,7 @@ use super::delivery::{Action, Delivery, Limits, RequestEvent, Wait};
 use super::reader::Reader;
 use super::watch::{Timer, Waited, Watch, until};
 use crate::admission::{Admission, Permit};
+use crate::links::moves::Move;
 use crate::links::requests_by_version::Begun;
 use crate::links::seats::Ticket;
 use crate::links::worker_client::CallError;
@@ -51,6 +52,8 @@ pub(crate) struct Driver {
     /// Counts the request among those of its version, once that is known.
     begun: Begun,
     /// Name of the worker that generates now.
+    /// A move that no worker has taken up yet.
+    moving: Option<Moving>,
     worker: Arc<Mutex<Option<Arc<str>>>>,
     outbox: VecDeque<Result<TokenDelta, Refusal>>,
     aborts: mpsc::Receiver<u32>,
@@ -77,6 +80,14 @@ pub(super) struct OpenStream {
     /// Keeps the placement in the worker's ledger.
     _placed: Placed,
     gave_tokens: bool,
+}
+
+/// A move that has begun.
+struct Moving {
+    since: Timestamp,
+    from: Option<Arc<str>>,
+    reason: String,
+    tokens: u64,
 }
 
 impl OpenStream {
@@ -143,6 +154,7 @@ impl Driver {
             journey: Arc::new(Mutex::new(journey)),
             begun,
             worker: Arc::default(),
+            moving: None,
             outbox: VecDeque::new(),
             aborts,
             fleet_changes,
@@ -209,12 +221,23 @@ impl Driver {
         if self.delivery.moves() > moves {
             self.attempts.moved();
             self.with_journey(|journey| journey.moves = moves + 1);
+            self.begin_move(lost.clone());
             let (request, moves) = (&self.request.id, moves + 1);
             if is_fault {
                 tracing::warn!(request, moves, lost, "request continues on another worker");
             } else {
                 tracing::info!(request, moves, lost, "request continues on another worker");
             }
+        }
+    }
+
+    /// Remembers where the request was, until another worker continues it.
+    fn begin_move(&mut self, reason: String) {
+        // After a move that did not open, the first one counts.
+        if self.moving.is_none() {
+            let from = self.worker.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let tokens = self.delivery.output_tokens();
+            self.moving = Some(Moving { since: clock::now(), from, reason, tokens });
         }
     }
 
@@ -393,7 +416,19 @@ impl Driver {
     }
 
     /// Records the name of the worker whose stream is read.
-    pub(super) fn set_worker(&self, name: Option<Arc<str>>) {
+    pub(super) fn set_worker(&mut self, name: Option<Arc<str>>) {
+        if let Some(Moving { since, from, reason, tokens }) = self.moving.take() {
+            self.workers.moves.add(Move {
+                at: clock::unix_time(),
+                gap: clock::now().since(since),
+                request: self.request.id.clone(),
+                tenant: self.request.tenant.clone(),
+                from,
+                to: name.clone(),
+                reason,
+                tokens,
+            });
+        }
         *self.worker.lock().unwrap_or_else(PoisonError::into_inner) = name;
     }
 

@@ -7,10 +7,12 @@
 mod adapter_changes;
 pub(crate) mod adapters;
 pub mod allowed;
+pub(crate) mod drains;
 mod encrypted;
 pub(crate) mod errands;
 pub(crate) mod follow;
 mod link_log;
+pub mod moves;
 pub mod picks;
 pub(crate) mod requests_by_version;
 pub(crate) mod seats;

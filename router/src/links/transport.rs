@@ -58,6 +58,10 @@ pub trait Transport: Debug + Send + Sync + 'static {
     fn unload_adapter(&self, _request: wire::UnloadAdapterRequest) -> Call<'_, wire::UnloadAdapterResponse> {
         Box::pin(async { Err(Status::unimplemented("this transport unloads no adapters")) })
     }
+    /// `Worker.Drain`: takes no more requests, or takes them again.
+    fn drain(&self, _request: wire::DrainRequest) -> Call<'_, wire::DrainResponse> {
+        Box::pin(async { Err(Status::unimplemented("this transport drains no workers")) })
+    }
 }
 
 /// Opens connections to workers.
@@ -187,6 +191,12 @@ impl Transport for GrpcTransport {
         let call = self.call(request);
         let mut control = self.control.clone();
         Box::pin(async move { Ok(control.unload_adapter(call).await?.into_inner()) })
+    }
+
+    fn drain(&self, request: wire::DrainRequest) -> Call<'_, wire::DrainResponse> {
+        let call = self.call(request);
+        let mut control = self.control.clone();
+        Box::pin(async move { Ok(control.drain(call).await?.into_inner()) })
     }
 }
 

@@ -197,6 +197,12 @@ impl WorkerClient {
         AdapterId::from_wire(answer.id).ok_or_else(|| CallError::fault("an adapter without identity"))
     }
 
+    /// Orders the worker to take no more requests and give up the running ones, or to take requests again.
+    pub async fn drain(&self, on: bool) -> Result<(), CallError> {
+        bounded(self.transport.drain(wire::DrainRequest { on })).await?;
+        Ok(())
+    }
+
     /// Aborts one sample of an attempt.
     pub async fn abort(&self, id: String, sample_index: u32) -> Result<(), CallError> {
         bounded(self.transport.abort(wire::AbortRequest { request_id: id, sample_index })).await?;

@@ -24,6 +24,7 @@ use skein_proto::watch::WatchBody;
 
 use super::adapter_changes::AdapterChanges;
 use super::errands::Errands;
+use super::moves::Moves;
 use super::requests_by_version::RequestsByVersion;
 use super::seats::{Seats, Ticket};
 use super::totals::Totals;
@@ -66,6 +67,8 @@ pub(crate) struct Workers {
     pub(crate) adapter_changes: AdapterChanges,
     /// Running requests by the version of the model that they began on.
     pub(crate) requests_by_version: RequestsByVersion,
+    /// The latest moves, for people.
+    pub(crate) moves: Moves,
 }
 
 /// Locked for microseconds, never across an await.
@@ -143,6 +146,7 @@ impl Workers {
             totals: Totals::default(),
             adapter_changes: AdapterChanges::default(),
             requests_by_version: RequestsByVersion::default(),
+            moves: Moves::default(),
         }
     }
 

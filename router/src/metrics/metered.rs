@@ -7,14 +7,17 @@ use std::time::Duration;
 
 use futures::Stream;
 use futures::future::BoxFuture;
+use skein_choice::receipt::Receipts;
 use skein_node::clock::{self, Timestamp};
 use skein_node::trace::{self, Observation};
 use skein_proto::finish::FinishReason;
 
+use super::recent::Ended;
 use super::span::{AnswerSpan, Counts};
 use super::{DEVICE, Metrics, Outcome, SOURCES, TenantMetrics};
 use crate::generator::{Generator, TokenSource};
 use crate::refusal::Refusal;
+use crate::request::tenant::Tenant;
 use crate::request::{Journey, TokenDelta, TokenRequest};
 use crate::request_lines::REQUEST_LINES;
 use crate::tenants::Charge;
@@ -161,6 +164,10 @@ struct Answer {
     span: AnswerSpan,
     /// Code of the error that ended it.
     error: Option<&'static str>,
+    tenant: Tenant,
+    model: Arc<str>,
+    receipts: Option<Receipts>,
+    placed: Option<Timestamp>,
 }
 
 #[derive(Clone, Default)]
@@ -201,10 +208,15 @@ impl Answer {
             samples: vec![Sample::default(); request.n as usize],
             span: AnswerSpan::new(request),
             error: None,
+            tenant: request.tenant.clone(),
+            model: request.shown_model().clone(),
+            receipts: request.receipts.clone(),
+            placed: None,
         }
     }
 
     fn accepted(&mut self) {
+        self.placed = Some(clock::now());
         self.metrics.requests.inc();
         self.metrics.resumed.inc_by(self.resumes.into());
     }
@@ -317,6 +329,29 @@ impl Answer {
         );
     }
 
+    /// Adds it to the latest requests.
+    fn remember(&self, outcome: Outcome, now: Timestamp) {
+        let total = now.since(self.arrived);
+        self.metrics.recent.add(Ended {
+            arrived: clock::unix_time().saturating_sub(total),
+            id: self.id.clone(),
+            tenant: self.tenant.clone(),
+            model: self.model.clone(),
+            status: self.status,
+            outcome: outcome.label(),
+            code: self.error,
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            output_tokens: self.output_tokens(),
+            placed: self.placed.map(|placed| placed.since(self.arrived)),
+            first_token: self.first_token(),
+            total,
+            worker: self.worker.clone(),
+            moves: self.moves,
+            receipts: self.receipts.clone(),
+        });
+    }
+
     /// Corrects what the request took from limits, and records what it used.
     fn account(&mut self, outcome: Outcome, now: Timestamp) {
         let key = self.charge.key().cloned();
@@ -384,6 +419,7 @@ impl Answer {
             self.record_gen_ai(now);
             self.log(outcome);
             self.account(outcome, now);
+            self.remember(outcome, now);
             self.span.end(Counts {
                 id: std::mem::take(&mut self.id),
                 outcome: outcome.label(),

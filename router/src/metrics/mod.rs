@@ -5,6 +5,7 @@
 mod metered;
 mod outcome;
 mod parser;
+pub mod recent;
 mod span;
 mod tenants;
 mod workers;
@@ -25,6 +26,7 @@ use crate::config::RouterConfig;
 use crate::generator::FleetView;
 use crate::links::picks::Picked;
 use crate::refusal::Refusal;
+use recent::Recent;
 use workers::WorkerGauges;
 
 /// The metrics of one router or gateway.
@@ -53,8 +55,25 @@ pub struct Metrics {
     engines: EngineSums,
     /// By OTLP, if that is on.
     gen_ai: Option<GenAi>,
+    /// The latest requests.
+    pub recent: Recent,
     /// If there is a keys file or a usage log.
     tenants: Option<TenantMetrics>,
+}
+
+/// Counts since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sums {
+    /// Accepted requests.
+    pub requests: u64,
+    /// Moves of requests that have ended.
+    pub moves: u64,
+    /// Tokens of prompts whose answer has begun.
+    pub prompt_tokens: u64,
+    /// Those of them that were cached.
+    pub cached_tokens: u64,
+    /// Generated tokens.
+    pub output_tokens: u64,
 }
 
 /// Tokens of prompts and outputs.
@@ -312,6 +331,7 @@ impl Metrics {
             workers: WorkerGauges::new(&r),
             engines: r.engine_sums(),
             gen_ai: GenAi::new(model_name),
+            recent: Recent::default(),
             tenants: None,
             registry: r,
         };
@@ -321,6 +341,17 @@ impl Metrics {
             metrics.parsed(api, true);
         }
         metrics
+    }
+
+    /// Counts since the start that people look at.
+    pub fn sums(&self) -> Sums {
+        Sums {
+            requests: self.requests.get(),
+            moves: self.moves.get(),
+            prompt_tokens: self.tokens.prompt_tokens.get(),
+            cached_tokens: self.tokens.cached_tokens.get(),
+            output_tokens: self.tokens.generation_tokens.get(),
+        }
     }
 
     /// Counts a request that was refused before it began.

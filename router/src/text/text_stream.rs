@@ -231,6 +231,11 @@ impl TextStream {
         self.source.refuse();
     }
 
+    /// Name of the worker that generates now or generated last.
+    pub fn worker(&self) -> Option<Arc<str>> {
+        self.source.worker()
+    }
+
     /// The request's moves so far; complete once the stream has ended.
     pub fn journey(&self) -> Journey {
         self.source.journey()

@@ -1,6 +1,7 @@
 //! The cluster core over real sockets, with scripted worker failures: a client receives every token once,
 //! whatever fails.
 
+mod drains;
 mod health;
 mod mock;
 mod picks;

@@ -292,6 +292,16 @@ impl Worker for Service {
         Err(Status::unimplemented("it has no adapters"))
     }
 
+    async fn drain(
+        &self,
+        request: Request<wire::DrainRequest>,
+    ) -> Result<Response<wire::DrainResponse>, Status> {
+        let on = request.into_inner().on;
+        self.0.draining.store(on, Ordering::SeqCst);
+        self.0.giving_back.store(on, Ordering::SeqCst);
+        Ok(Response::new(wire::DrainResponse {}))
+    }
+
     async fn abort(
         &self,
         request: Request<wire::AbortRequest>,

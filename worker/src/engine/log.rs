@@ -57,6 +57,7 @@ pub struct StateLog {
     inner: Mutex<Inner>,
     draining: AtomicBool,
     giving_back: AtomicBool,
+    ordered_drain: AtomicBool,
     changed: Signal,
 }
 
@@ -86,6 +87,7 @@ impl Default for StateLog {
             inner: Mutex::default(),
             draining: AtomicBool::new(false),
             giving_back: AtomicBool::new(false),
+            ordered_drain: AtomicBool::new(false),
             changed: Signal::default(),
         }
     }
@@ -161,14 +163,24 @@ impl StateLog {
         self.wake();
     }
 
+    /// An operator's order to drain, or to take requests again. A shutdown stays one.
+    pub fn order_drain(&self, on: bool) {
+        self.ordered_drain.store(on, Ordering::Relaxed);
+        self.wake();
+    }
+
+    fn is_ordered_to_drain(&self) -> bool {
+        self.ordered_drain.load(Ordering::Relaxed)
+    }
+
     /// Whether running requests should move to another worker.
     pub fn is_giving_back(&self) -> bool {
-        self.giving_back.load(Ordering::Relaxed)
+        self.giving_back.load(Ordering::Relaxed) || self.is_ordered_to_drain()
     }
 
     /// Whether new requests are refused.
     pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+        self.draining.load(Ordering::Relaxed) || self.is_ordered_to_drain()
     }
 
     /// The latest load.

@@ -14,6 +14,8 @@ pub struct BlockCounts {
     pub cached: u32,
     /// Held by at least one block table.
     pub held: u32,
+    /// Of those, held by several.
+    pub shared: u32,
 }
 
 /// All KV blocks of a backend. Every operation is O(1).
@@ -40,7 +42,7 @@ impl BlockPool {
     /// `total` blank blocks; the lowest id is used first.
     pub fn new(total: u32) -> Self {
         let blank = Block { holders: 0, cached: false, before: NIL, after: NIL };
-        let counts = BlockCounts { free: 0, cached: 0, held: total };
+        let counts = BlockCounts { free: 0, cached: 0, held: total, shared: 0 };
         let mut pool = Self { blocks: vec![blank; total as usize], head: NIL, tail: NIL, counts };
         for id in (0..total).rev() {
             pool.put_back(id);
@@ -66,7 +68,9 @@ impl BlockPool {
         if self.blocks[block.0 as usize].holders == 0 {
             self.unlink(block.0);
         }
-        self.blocks[block.0 as usize].holders += 1;
+        let holders = &mut self.blocks[block.0 as usize].holders;
+        *holders += 1;
+        self.counts.shared += u32::from(*holders == 2);
     }
 
     /// Removes a holder; the last one puts the block back into the list.
@@ -74,6 +78,7 @@ impl BlockPool {
         let entry = &mut self.blocks[block.0 as usize];
         assert!(entry.holders > 0, "block {} released more often than held", block.0);
         entry.holders -= 1;
+        self.counts.shared -= u32::from(entry.holders == 1);
         if entry.holders == 0 {
             self.put_back(block.0);
         }
@@ -272,6 +277,8 @@ mod tests {
                 prop_assert_eq!(counts.free as usize, naive.blanks.len());
                 prop_assert_eq!(counts.cached as usize, naive.queue.len());
                 prop_assert_eq!(counts.free + counts.cached + counts.held, total);
+                let shared = (0..total).filter(|&id| pool.holders(BlockId(id)) > 1).count();
+                prop_assert_eq!(counts.shared as usize, shared);
                 for id in 0..total {
                     prop_assert_eq!(pool.holders(BlockId(id)), naive.holders[id as usize]);
                 }

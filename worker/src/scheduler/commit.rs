@@ -26,6 +26,8 @@ impl Scheduler {
         for sequence in &mut running {
             self.commit_sequence(sequence, &step, output, &mut forks, &mut events);
         }
+        let tokens = events.iter().filter(|event| matches!(event, RequestEvent::Token { .. })).count();
+        self.served.output += tokens as u64;
         let sort = !forks.is_empty();
         running.append(&mut forks);
         for sequence in running.extract_if(.., |sequence| sequence.finished) {
@@ -57,6 +59,8 @@ impl Scheduler {
         self.register(sequence);
         let request = sequence.request;
         if let Some(cached_tokens) = sequence.unreported_hit.take() {
+            self.served.prompt += u64::from(sequence.prompt_len);
+            self.served.cached += u64::from(cached_tokens);
             events.push(RequestEvent::Started { request, cached_tokens });
         }
         if !planned.scores.is_empty() {

@@ -71,7 +71,7 @@ mod tests;
 use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
 use skein_proto::finish::FinishReason;
-use skein_proto::load::Load;
+use skein_proto::load::{Load, LoadDetail};
 use skein_proto::runs::{CacheChange, Gaps, RunStored};
 
 pub use audit::Violation;
@@ -107,9 +107,22 @@ pub struct Scheduler {
     others_seen: Option<Timestamp>,
     /// Sequences preempted since the start.
     preemptions: u64,
+    /// Tokens of sequences since the start.
+    served: Served,
     /// Notes not yet taken; at most one per running sequence and step.
     notes: Vec<Note>,
     share_prefixes: bool,
+}
+
+/// Counts of tokens since the start.
+#[derive(Debug, Clone, Copy, Default)]
+struct Served {
+    /// Of prompts that began to run.
+    prompt: u64,
+    /// Those of them that were found in the cache.
+    cached: u64,
+    /// Generated.
+    output: u64,
 }
 
 impl Scheduler {
@@ -144,6 +157,7 @@ impl Scheduler {
             short_of_blocks: false,
             others_seen: None,
             preemptions: 0,
+            served: Served::default(),
             notes: Vec::new(),
             share_prefixes: config.enable_prefix_caching,
         }
@@ -334,6 +348,19 @@ impl Scheduler {
             free_blocks: self.kv.available_of_both(),
             prefill_tokens_per_second: self.pace.prefill.per_second(),
             decode_tokens_per_second: self.pace.decode.per_second(),
+            detail: self.detail(),
+        }
+    }
+
+    fn detail(&self) -> LoadDetail {
+        let (blocks, served) = (self.kv.counts(), self.served);
+        LoadDetail {
+            cached_blocks: blocks.cached,
+            shared_blocks: blocks.shared,
+            step_seconds: self.pace.step_seconds,
+            prompt_tokens: served.prompt,
+            cached_prompt_tokens: served.cached,
+            output_tokens: served.output,
         }
     }
 }

@@ -11,6 +11,8 @@ use super::step_time::StepTime;
 /// Tokens after which an observation has lost half its weight: a few steps' worth of each.
 const PREFILL_RATE_HALF_LIFE: f64 = 4096.0;
 const DECODE_RATE_HALF_LIFE: f64 = 256.0;
+/// Weight of the newest step in the mean duration that people see.
+const STEP_WEIGHT: f32 = 0.1;
 
 /// Measurements over the steps so far.
 #[derive(Debug)]
@@ -18,6 +20,8 @@ pub(super) struct Pace {
     pub prefill: Rate,
     pub decode: Rate,
     pub step_time: StepTime,
+    /// Duration of the latest steps, exponentially weighted, in seconds; 0 before the first.
+    pub step_seconds: f32,
     /// When the latest step was committed.
     last_commit: Timestamp,
 }
@@ -28,6 +32,7 @@ impl Default for Pace {
             prefill: Rate::new(PREFILL_RATE_HALF_LIFE),
             decode: Rate::new(DECODE_RATE_HALF_LIFE),
             step_time: StepTime::default(),
+            step_seconds: 0.0,
             last_commit: Timestamp::ZERO,
         }
     }
@@ -41,6 +46,8 @@ impl Pace {
         let took = now.since(step.started.max(self.last_commit));
         self.last_commit = now;
         self.step_time.observe(step.work(), took);
+        let before = if self.step_seconds == 0.0 { took.as_secs_f32() } else { self.step_seconds };
+        self.step_seconds = before + STEP_WEIGHT * (took.as_secs_f32() - before);
         if step.prompt_rows() > step.stream_rows {
             self.prefill.observe(step.rows, took);
         } else if step.prompt_rows() == 0 {

@@ -208,6 +208,16 @@ impl wire::worker_server::Worker for WorkerService {
         let found = found.map_err(|error| Status::failed_precondition(error.to_string()))?;
         Ok(Response::new(wire::UnloadAdapterResponse { found }))
     }
+
+    async fn drain(
+        &self,
+        request: Request<wire::DrainRequest>,
+    ) -> Result<Response<wire::DrainResponse>, Status> {
+        let on = request.into_inner().on;
+        tracing::info!(on, "an operator ordered a drain, or its end");
+        self.ready()?.engine.log().order_drain(on);
+        Ok(Response::new(wire::DrainResponse {}))
+    }
 }
 
 /// Validates a request; refuses it while draining.

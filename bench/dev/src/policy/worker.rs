@@ -157,6 +157,7 @@ impl SimWorker {
                 free_blocks: machine.blocks as u32,
                 prefill_tokens_per_second: per_second(machine.prefill_ns),
                 decode_tokens_per_second: per_second(machine.token_ns) * self.running.max(1) as f32,
+                ..Load::default()
             },
             step: self.steps,
             ..LoadReport::default()

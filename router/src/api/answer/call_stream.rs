@@ -45,6 +45,8 @@ pub struct Prompted {
     pub usage_of_samples: Vec<Usage>,
     /// Moves between workers up to the latest delta.
     pub journey: Journey,
+    /// Worker of the latest delta, once the request has moved.
+    pub moved_to: Option<Arc<str>>,
     /// Log-probabilities of the prompt's tokens; complete once the first delta has arrived.
     pub prompt_logprobs: Vec<TokenLogprobs>,
 }
@@ -74,6 +76,7 @@ impl CallStream {
                 usage,
                 usage_of_samples,
                 journey,
+                moved_to: None,
                 prompt_logprobs,
             });
             streams.push(stream);
@@ -185,6 +188,11 @@ impl CallStream {
         self.prompts.get(prompt).map_or(Version::UNKNOWN, |prompt| prompt.journey.version)
     }
 
+    /// Worker that a prompt moved to last.
+    pub fn moved_to(&self) -> Option<&Arc<str>> {
+        self.prompts.iter().find_map(|prompt| prompt.moved_to.as_ref())
+    }
+
     /// Moves summed over all prompts; `resume_exact` holds only if it holds for every prompt.
     pub fn journey(&self) -> Journey {
         self.prompts.iter().fold(Journey::default(), |sum, prompt| Journey {
@@ -199,7 +207,10 @@ impl Prompted {
     /// Takes over the counts of `stream`, whose latest item is `item`.
     fn update(&mut self, stream: &TextStream, item: Option<&Result<TextDelta, Refusal>>) {
         self.usage = stream.usage();
-        self.journey = stream.journey();
+        let moves = std::mem::replace(&mut self.journey, stream.journey()).moves;
+        if self.journey.moves > moves {
+            self.moved_to = stream.worker();
+        }
         if let Some(Ok(delta)) = item
             && let Some(usage) = self.usage_of_samples.get_mut(delta.sample_index as usize)
         {

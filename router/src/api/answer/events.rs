@@ -119,6 +119,11 @@ impl ResumableEvents {
         self.named(object.into())
     }
 
+    /// Event that is not part of the answer and has no id.
+    pub fn aside(&self, object: Map<String, Value>) -> SseEvent {
+        SseEvent { object: object.into(), id: None }
+    }
+
     fn named(&self, object: SseData) -> SseEvent {
         let id = self.request_id.as_ref().and_then(|request| self.progress.event_id(request));
         SseEvent { object, id }

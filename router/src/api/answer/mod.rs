@@ -6,6 +6,7 @@ pub mod call_stream;
 pub mod choices;
 pub mod events;
 pub mod logprobs;
+pub mod moves;
 pub mod progress;
 pub mod response_id;
 pub mod shapes;

@@ -27,12 +27,16 @@ pub struct Wants {
     pub return_token_ids: bool,
     /// Write tokens in log-probabilities as `token_id:7` instead of text.
     pub tokens_as_ids: bool,
+    /// Whether a chunk of the stream says where it moved to another worker.
+    pub moves: bool,
     /// What the client has of the stream, and whether it may ask for more.
     pub resuming: Resuming,
 }
 
 /// Header in which an endpoint picker names the worker it has chosen.
 pub const PICKED_WORKER: HeaderName = HeaderName::from_static("x-skein-worker");
+/// Asks for a chunk wherever the stream moves to another worker.
+const SHOW_MOVES: HeaderName = HeaderName::from_static("x-skein-moves");
 /// Longest name of a worker, in bytes: a host and a port.
 const MAX_WORKER_NAME_BYTES: usize = 256 + 6;
 /// Header for a request's timeout in milliseconds; OpenAI has no field for it.
@@ -127,7 +131,12 @@ pub fn truncation(fields: &mut Fields) -> Option<Truncation> {
 }
 
 /// Takes `stream` and the fields that control the stream.
-pub fn wants(fields: &mut Fields, sampling: &SamplingOptions, resuming: Resuming) -> Wants {
+pub fn wants(
+    fields: &mut Fields,
+    sampling: &SamplingOptions,
+    headers: &HeaderMap,
+    resuming: Resuming,
+) -> Wants {
     let stream = fields.bool("stream");
     if resuming.had.is_some() && !stream {
         let message = "Last-Event-ID is allowed only with stream: true.";
@@ -144,6 +153,7 @@ pub fn wants(fields: &mut Fields, sampling: &SamplingOptions, resuming: Resuming
         continuous_usage,
         return_token_ids: fields.bool("return_token_ids"),
         tokens_as_ids: fields.bool("return_tokens_as_token_ids"),
+        moves: headers.get(SHOW_MOVES).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true")),
         resuming,
     }
 }

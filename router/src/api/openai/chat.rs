@@ -17,6 +17,7 @@ use crate::api::answer::call_stream::CallStream;
 use crate::api::answer::choices::{CallIds, Choices, Message, chat_delta};
 use crate::api::answer::events::{ResumableEvents, SseEvent};
 use crate::api::answer::logprobs::{self, Names};
+use crate::api::answer::moves::MoveChunks;
 use crate::api::answer::response_id::response_id;
 use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
 use crate::api::fields::effort;
@@ -154,7 +155,7 @@ impl GenerationCall {
         fields.value_of(choices);
         let version = resuming.had.as_ref().map(|had| had.version_of(0..had.versions.len()));
         draft.version = version.unwrap_or(Version::UNKNOWN);
-        let wants = sampling::wants(&mut fields, &draft.sampling, resuming);
+        let wants = sampling::wants(&mut fields, &draft.sampling, headers, resuming);
         let older = fields.i64("max_tokens");
         draft.sampling.max_tokens = fields.i64("max_completion_tokens").or(older);
         draft.sampling.logprobs = logprobs_wanted(&mut fields, &config.limits);
@@ -293,6 +294,7 @@ impl Answer {
         mut outgoing: ResumableEvents,
     ) -> impl Stream<Item = Result<SseEvent, Refusal>> + Send {
         let text_chunks = self.text_chunks();
+        let mut moves = MoveChunks::new(self.call.wants.moves, &merged);
         let (mut split, ids) = self.split(&merged);
         async_stream::try_stream! {
             for index in 0..self.choices(&merged) {
@@ -303,6 +305,9 @@ impl Answer {
             }
             while let Some(item) = merged.next().await {
                 let (at, delta) = item?;
+                if let Some(object) = moves.next(&merged, &self.heading) {
+                    yield outgoing.aside(object);
+                }
                 let index = delta.sample_index as usize;
                 outgoing.is_from(index, merged.version_of(at));
                 let (had, mut delta) = outgoing.part(index, delta)?;

@@ -15,6 +15,7 @@ use super::error::{OpenAi, OpenAiError};
 use crate::api::answer::call_stream::CallStream;
 use crate::api::answer::events::{ResumableEvents, SseEvent};
 use crate::api::answer::logprobs::{self, CompletionLogprobs, Echo, Names, ScoredToken};
+use crate::api::answer::moves::MoveChunks;
 use crate::api::answer::progress::Progress;
 use crate::api::answer::response_id::response_id;
 use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
@@ -84,7 +85,7 @@ impl GenerationCall {
     ) -> Result<(Self, Vec<Draft>), Refusal> {
         let (mut base, resuming) = sampling::draft(&mut fields, headers, id, config)?;
         let mut sampling = sampling::sampling(&mut fields);
-        let wants = sampling::wants(&mut fields, &sampling, resuming);
+        let wants = sampling::wants(&mut fields, &sampling, headers, resuming);
         let prompt_logprobs = sampling.prompt_logprobs.is_some();
         let echo = fields.bool("echo");
         sampling.max_tokens = fields.i64("max_tokens");
@@ -267,6 +268,7 @@ impl Answer {
         mut outgoing: ResumableEvents,
     ) -> impl Stream<Item = Result<SseEvent, Refusal>> + Send {
         let text_chunks = self.text_chunks();
+        let mut moves = MoveChunks::new(self.call.wants.moves, &merged);
         async_stream::try_stream! {
             for index in (0..self.choices.len()).filter(|index| outgoing.has_begun(*index)) {
                 // The client already has the start of this choice; continue after it.
@@ -274,6 +276,9 @@ impl Answer {
             }
             while let Some(item) = merged.next().await {
                 let (at, delta) = item?;
+                if let Some(object) = moves.next(&merged, &self.heading) {
+                    yield outgoing.aside(object);
+                }
                 let index = at * self.n + delta.sample_index as usize;
                 outgoing.is_from(index, merged.version_of(at));
                 let (had, delta) = outgoing.part(index, self.shown(delta))?;

@@ -3,6 +3,7 @@
 //! it has their form.
 
 mod adapters;
+mod cluster;
 pub mod convert;
 mod health;
 pub mod inference;
@@ -28,12 +29,17 @@ pub fn routes(app: &App) -> Router<App> {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/version", get(health::version))
+        .route("/v1/cluster", get(cluster::now))
+        .route("/v1/cluster/events", get(cluster::events))
         .merge(admin_routes(app))
 }
 
 /// Routes that change what is served, which exist only if the operator allows it and need the admin key.
 fn admin_routes(app: &App) -> Router<App> {
     let mut routes = Router::new();
+    if app.config.has_operator() {
+        routes = routes.route("/v1/cluster/workers/{worker}/drain", post(cluster::drain));
+    }
     if app.config.runtime_adapters {
         routes = routes
             .route("/v1/load_lora_adapter", post(adapters::load))

@@ -138,6 +138,10 @@ impl Worker for WorkerFace {
         Ok(Response::new(wire::LoadAdapterResponse { id: id.0 }))
     }
 
+    async fn drain(&self, _: Request<wire::DrainRequest>) -> Result<Response<wire::DrainResponse>, Status> {
+        Err(Status::unimplemented("a router is drained by its own signal, and its workers through it"))
+    }
+
     async fn unload_adapter(
         &self,
         request: Request<wire::UnloadAdapterRequest>,

@@ -100,6 +100,7 @@ fn report(app: &App, step: u64, last_placement_sequence: u64, readers: usize) ->
             free_blocks: capacity.free_blocks,
             prefill_tokens_per_second: capacity.prefill_tokens_per_second,
             decode_tokens_per_second: capacity.decode_tokens_per_second,
+            ..Load::default()
         },
         // No worker can take a request now; running streams wait for one.
         Err(_) => Load { running: readers, ..Load::default() },

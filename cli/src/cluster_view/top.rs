@@ -1,0 +1,185 @@
+//! The loop of `skein top`: snapshots and keys in, a screen out.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use serde_json::json;
+use skein_client::Response;
+use tokio::sync::mpsc;
+
+use super::Server;
+use super::screen::{self, Screen};
+use super::snapshot::Snapshot;
+use crate::exit::{Failure, USAGE};
+use crate::server_events::ServerEvents;
+
+const EVENTS: &str = "/v1/cluster/events";
+/// Time between two attempts to connect again.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// How often the thread that reads keys looks whether it should end.
+const KEY_POLL: Duration = Duration::from_millis(100);
+/// Keys that may wait to be handled.
+const KEY_QUEUE: usize = 64;
+
+/// Shows the cluster of `server` until `q`.
+///
+/// # Errors
+/// If there is no terminal, or the server refuses.
+pub async fn run(server: Server) -> Result<(), Failure> {
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        return Err(Failure::new(USAGE, "skein top needs a terminal; skein status prints once"));
+    }
+    // Refused before the screen is taken.
+    let events = server.get(EVENTS).await;
+    let events = events.map_err(|why| Failure::other(format!("{}: {why}", server.base_url)))?;
+    let mut terminal = ratatui::try_init().map_err(Failure::other)?;
+    let mut keys = Keys::read();
+    let outcome = watch(&server, events, &mut terminal, &mut keys).await;
+    ratatui::restore();
+    outcome.map_err(Failure::other)
+}
+
+/// What arrives next.
+enum Next {
+    Key(Option<KeyEvent>),
+    Bytes(Result<Option<bytes::Bytes>, String>),
+}
+
+async fn watch(
+    server: &Server,
+    first: Response,
+    terminal: &mut DefaultTerminal,
+    keys: &mut Keys,
+) -> std::io::Result<()> {
+    let mut screen = Screen::new(&server.base_url);
+    let mut link = Some((first, ServerEvents::default()));
+    loop {
+        terminal.draw(|frame| screen::draw(frame, &mut screen))?;
+        let next = tokio::select! {
+            key = keys.next() => Next::Key(key),
+            bytes = receive(server, &mut link) => Next::Bytes(bytes),
+        };
+        match next {
+            Next::Key(None) => return Ok(()),
+            Next::Key(Some(key)) => match pressed(&mut screen, key) {
+                Pressed::Quit => return Ok(()),
+                Pressed::Drain { worker, on } => screen.said = order(server, &worker, on).await,
+                Pressed::Other => {}
+            },
+            Next::Bytes(Ok(Some(bytes))) => {
+                let whole = link.as_mut().map_or(Ok(Vec::new()), |(_, events)| events.push(&bytes));
+                for event in whole.unwrap_or_default() {
+                    if let Ok(snapshot) = serde_json::from_str::<Snapshot>(&event.data) {
+                        screen.update(snapshot);
+                    }
+                }
+            }
+            Next::Bytes(ended) => {
+                screen.problem = Some(match ended {
+                    Err(why) => format!("{why}; connecting again"),
+                    _ => "the server ended the stream; connecting again".to_owned(),
+                });
+                link = None;
+            }
+        }
+    }
+}
+
+/// The next bytes of the stream of snapshots, which is opened again if it has broken.
+async fn receive(
+    server: &Server,
+    link: &mut Option<(Response, ServerEvents)>,
+) -> Result<Option<bytes::Bytes>, String> {
+    if link.is_none() {
+        tokio::time::sleep(AGAIN_AFTER).await;
+        *link = Some((server.get(EVENTS).await?, ServerEvents::default()));
+    }
+    match link {
+        Some((response, _)) => response.chunk().await.map_err(|error| error.to_string()),
+        None => Ok(None),
+    }
+}
+
+async fn order(server: &Server, worker: &str, on: bool) -> String {
+    let safe: String = url::form_urlencoded::byte_serialize(worker.as_bytes()).collect();
+    let path = format!("/v1/cluster/workers/{}/drain", safe.replace('+', "%20"));
+    match server.post(&path, &json!({ "on": on })).await {
+        Ok(_) if on => format!("{worker} drains"),
+        Ok(_) => format!("{worker} takes requests"),
+        Err(why) => why,
+    }
+}
+
+/// What a key asks for.
+enum Pressed {
+    Quit,
+    Drain { worker: String, on: bool },
+    Other,
+}
+
+fn pressed(screen: &mut Screen, key: KeyEvent) -> Pressed {
+    let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
+    if let Some((worker, on)) = screen.asked.take() {
+        // Anything but `y` means no.
+        return if key.code == KeyCode::Char('y') { Pressed::Drain { worker, on } } else { Pressed::Other };
+    }
+    screen.said.clear();
+    match key.code {
+        KeyCode::Char('q') | KeyCode::Esc => return Pressed::Quit,
+        KeyCode::Char('c') if is_control => return Pressed::Quit,
+        KeyCode::Down | KeyCode::Char('j') => screen.select(1),
+        KeyCode::Up | KeyCode::Char('k') => screen.select(-1),
+        KeyCode::Char('p') => screen.paused = !screen.paused,
+        KeyCode::Char('d') => screen.ask_to_drain(),
+        _ => {}
+    }
+    Pressed::Other
+}
+
+/// Keys, read by a thread of their own.
+struct Keys {
+    received: mpsc::Receiver<KeyEvent>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Keys {
+    fn read() -> Self {
+        let (sender, received) = mpsc::channel(KEY_QUEUE);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = is_over.clone();
+        std::thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                let ready = match event::poll(KEY_POLL) {
+                    Ok(ready) => ready,
+                    Err(_) => return,
+                };
+                match ready.then(event::read) {
+                    None | Some(Ok(Event::FocusGained | Event::FocusLost)) => {}
+                    Some(Ok(Event::Key(key))) if key.kind == KeyEventKind::Press => {
+                        // A full queue means that nobody waits for the keys.
+                        if matches!(sender.try_send(key), Err(mpsc::error::TrySendError::Closed(_))) {
+                            return;
+                        }
+                    }
+                    Some(Ok(_)) => {}
+                    Some(Err(_)) => return,
+                }
+            }
+        });
+        Self { received, is_over }
+    }
+
+    async fn next(&mut self) -> Option<KeyEvent> {
+        self.received.recv().await
+    }
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,64 @@
+//! The page at `/ui`: files of the binary that talk to this server's own APIs. They need no key, because they
+//! hold nothing of the server's; what they call does.
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Path;
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::get;
+use http::header::{
+    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG,
+    IF_NONE_MATCH, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS,
+};
+use http::{HeaderMap, HeaderValue, StatusCode};
+
+use crate::app::App;
+
+/// Only what this server sends: no inline scripts or styles, no other server, no frame around it, and no text
+/// that becomes a script.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
+
+/// Its routes.
+pub fn routes() -> Router<App> {
+    // Relative, so that it also works below a proxy's path.
+    Router::new()
+        .route("/ui", get(async || Redirect::permanent("ui/")))
+        .route("/ui/", get(async |headers: HeaderMap| file("index.html", &headers)))
+        .route("/ui/{*path}", get(async |Path(path): Path<String>, headers: HeaderMap| file(&path, &headers)))
+}
+
+fn file(path: &str, headers: &HeaderMap) -> Response {
+    let Some(file) = skein_ui::file(path) else {
+        return (
+            StatusCode::NOT_FOUND,
+            [(CONTENT_TYPE, "text/plain")],
+            "There is no such file of the page.\n",
+        )
+            .into_response();
+    };
+    let fixed = [
+        (CONTENT_TYPE, file.content_type),
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        // Another release has other files; the tag answers whether they differ.
+        (CACHE_CONTROL, "no-cache"),
+        (VARY, "accept-encoding"),
+    ];
+    let tagged = [(ETAG, HeaderValue::from_static(file.tag))];
+    if headers.get(IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == file.tag.as_bytes()) {
+        return (StatusCode::NOT_MODIFIED, tagged, fixed).into_response();
+    }
+    let takes_gzip = headers
+        .get(ACCEPT_ENCODING)
+        .and_then(|value| value.to_str().ok())
+        .is_some_and(|accepted| accepted.contains("gzip"));
+    if takes_gzip {
+        return (tagged, fixed, [(CONTENT_ENCODING, "gzip")], Body::from(file.gzip)).into_response();
+    }
+    match file.plain() {
+        Some(plain) => (tagged, fixed, Body::from(plain)).into_response(),
+        None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}

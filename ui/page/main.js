@@ -1,0 +1,73 @@
+// The page: which part is open, which model is used, the key. Everything it shows comes from the server that served it.
+import { Chat } from './chat.js';
+import { Cluster } from './cluster.js';
+import { Completion } from './completion.js';
+import { html, render, useEffect, useState } from './html.js';
+import { get, key } from './server.js';
+import * as kept from './kept.js';
+
+const PARTS = [['chat', 'Chat', Chat], ['completion', 'Completion', Completion], ['cluster', 'Cluster', Cluster]];
+const partOf = (hash) => PARTS.find(([name]) => `#${name}` === hash)?.[0] ?? 'chat';
+
+function Page() {
+  const [part, setPart] = useState(partOf(location.hash));
+  const [models, setModels] = useState([]);
+  const [model, setModel] = useState('');
+  const [problem, setProblem] = useState(null);
+  const [theme, setTheme] = useState(() => kept.read('theme', ''));
+
+  useEffect(() => {
+    const moved = () => setPart(partOf(location.hash));
+    addEventListener('hashchange', moved);
+    return () => removeEventListener('hashchange', moved);
+  }, []);
+  useEffect(() => {
+    kept.write('theme', theme);
+    if (theme) document.documentElement.dataset.theme = theme;
+    else delete document.documentElement.dataset.theme;
+  }, [theme]);
+  const load = () => get('v1/models').then(({ data }) => {
+    setModels(data.map(({ id }) => id));
+    setModel((given) => (data.some(({ id }) => id === given) ? given : data[0]?.id ?? ''));
+    setProblem(null);
+  }, setProblem);
+  useEffect(() => void load(), []);
+
+  const Part = PARTS.find(([name]) => name === part)[2];
+  const needsKey = problem?.status === 401;
+  const next = { '': 'dark', dark: 'light', light: '' }[theme];
+  return html`
+    <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), document.getElementById('main').focus())}>To the content</a>
+    <header class="top">
+      <h1>Skein</h1>
+      <nav aria-label="Parts">${PARTS.map(([name, label]) => html`<a href=${`#${name}`} aria-current=${part === name ? 'page' : undefined}>${label}</a>`)}</nav>
+      <span class="space"></span>
+      ${models.length > 1 && html`<label class="model"><span>Model</span><select value=${model} onChange=${(event) => setModel(event.currentTarget.value)}>
+        ${models.map((name) => html`<option value=${name}>${name}</option>`)}</select></label>`}
+      ${models.length === 1 && html`<span class="model" title=${model}>${model}</span>`}
+      <button type="button" class="quiet" onClick=${() => setTheme(next)} aria-label=${`Colours: ${theme || 'as the system'}. Change.`}>${{ '': '◐', dark: '●', light: '○' }[theme]}</button>
+    </header>
+    <main id="main" tabindex="-1">
+      ${needsKey
+        ? html`<${Key} sentence=${key.read() ? problem.message : 'This server asks for an API key.'} done=${load} />`
+        : html`${problem && html`<p class="problem" role="alert">${problem.message} <button type="button" class="quiet" onClick=${load}>Try again</button></p>`}
+            <${Part} model=${model} forget=${() => (key.write(''), load())} />`}
+    </main>`;
+}
+
+function Key({ sentence, done }) {
+  const submit = (event) => {
+    event.preventDefault();
+    const form = new FormData(event.currentTarget);
+    key.write(form.get('key').trim(), form.get('keep') === 'on');
+    done();
+  };
+  return html`<form class="key" onSubmit=${submit}>
+    <p role="alert">${sentence}</p>
+    <label>API key<input name="key" type="password" autocomplete="off" required /></label>
+    <label class="check"><input name="keep" type="checkbox" /> Keep it on this computer (otherwise until the tab is closed)</label>
+    <button>Use it</button>
+  </form>`;
+}
+
+render(html`<${Page} />`, document.getElementById('app'));
