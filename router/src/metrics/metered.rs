@@ -165,7 +165,6 @@ struct Answer {
     /// Code of the error that ended it.
     error: Option<&'static str>,
     tenant: Tenant,
-    model: Arc<str>,
     receipts: Option<Receipts>,
     placed: Option<Timestamp>,
 }
@@ -209,7 +208,6 @@ impl Answer {
             span: AnswerSpan::new(request),
             error: None,
             tenant: request.tenant.clone(),
-            model: request.shown_model().clone(),
             receipts: request.receipts.clone(),
             placed: None,
         }
