@@ -15,6 +15,7 @@ pub mod kserve;
 mod models;
 mod ollama;
 pub mod openai;
+mod openapi;
 mod page;
 mod skein;
 #[cfg(test)]
@@ -29,11 +30,14 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use tower::ServiceBuilder;
 
 use self::anthropic::error::AnthropicError;
+use self::http::error::Refuse;
 use self::http::keys::ApiKeys;
 use self::http::{cors, face, metrics, receipts, request_id, span};
 use self::kserve::rest::error::KserveError;
 use self::ollama::error::OllamaError;
 use self::openai::error::OpenAiError;
+use self::openapi::operation::Operation;
+use self::openapi::room::Room;
 use crate::app::App;
 use crate::request::tenant::Tenant;
 
@@ -43,19 +47,22 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
     let keys = ApiKeys::of(&app.config);
     let root_path = app.config.root_path.clone();
     let cors = cors::layer(&app.config.allowed_origins);
-    let guarded = Router::new()
-        .merge(face::guarded(openai::routes(), &keys, OpenAiError::refuse))
-        .merge(face::guarded(models::routes(), &keys, models::refuse))
-        .merge(face::guarded(skein::routes(&app), &keys, OpenAiError::refuse))
-        .merge(face::guarded(anthropic::routes(), &keys, AnthropicError::refuse))
-        .merge(face::guarded(ollama::routes(), &keys, OllamaError::refuse))
-        .merge(face::guarded(kserve::rest::routes(), &keys, KserveError::refuse))
+    let (rooms, open_rooms) = (rooms(&app), open_rooms(&app));
+    let about = openapi::room();
+    let operations = operations(rooms.iter().chain(&open_rooms).map(|(room, _)| room).chain([&about]));
+    let about = about.router.layer(openapi::serve(operations));
+    let lock = |all: Router<App>, (room, refuse): (Room, Refuse)| {
+        all.merge(face::guarded(room.router, &keys, refuse))
+    };
+    let guarded = rooms
+        .into_iter()
+        .fold(Router::new(), lock)
+        .merge(face::guarded(about, &keys, OpenAiError::refuse))
         .merge(face::guarded(guarded.with_state(()), &keys, grpc::status::refuse))
         .fallback_service(unknown(&keys));
-    let open = face::known_methods(skein::open_routes(&app), OpenAiError::refuse)
-        .merge(face::known_methods(page::routes(), OpenAiError::refuse))
-        .merge(face::known_methods(kserve::rest::open_routes(), KserveError::refuse))
-        .merge(open.with_state(()));
+    let open = open_rooms.into_iter().fold(open.with_state(()), |all: Router<App>, (room, refuse)| {
+        all.merge(face::known_methods(room.router, refuse))
+    });
     // One stack: a router wraps a route in boxes for each `layer`, and a request pays for all of them.
     let around = ServiceBuilder::new()
         .layer(from_fn(span::trace))
@@ -71,9 +78,35 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
     below(&root_path, all)
 }
 
+/// What is served over HTTP, for the description.
+fn operations<'a>(rooms: impl Iterator<Item = &'a Room>) -> Vec<Operation> {
+    rooms.flat_map(|room| room.operations.clone()).collect()
+}
+
+/// The rooms that need a key, each with its form of refusals.
+fn rooms(app: &App) -> [(Room, Refuse); 6] {
+    [
+        (openai::routes(), OpenAiError::refuse),
+        (models::routes(), models::refuse),
+        (anthropic::routes(), AnthropicError::refuse),
+        (ollama::routes(), OllamaError::refuse),
+        (kserve::rest::routes(), KserveError::refuse),
+        (skein::routes(app), OpenAiError::refuse),
+    ]
+}
+
+/// The rooms that are open to all.
+fn open_rooms(app: &App) -> [(Room, Refuse); 3] {
+    [
+        (skein::open_routes(app), OpenAiError::refuse),
+        (page::routes(), OpenAiError::refuse),
+        (kserve::rest::open_routes(), KserveError::refuse),
+    ]
+}
+
 /// What a port of its own for metrics and health serves.
 pub fn metrics_port(app: App) -> Router {
-    skein::metrics_routes().merge(skein::health_routes()).with_state(app)
+    skein::metrics_routes().merge(skein::health_routes()).router.with_state(app)
 }
 
 /// Refuses the paths that no API has, also behind the keys. Those below `/api/` are Ollama's, those below
@@ -92,7 +125,7 @@ fn unknown(keys: &ApiKeys) -> Router {
 
 /// Generation routes for one tenant without the key check, for requests from this process.
 pub fn completions_for(app: App, tenant: Tenant) -> Router {
-    openai::generation().with_state(app).layer(Extension(tenant)).layer(from_fn(request_id::name))
+    openai::generation().router.with_state(app).layer(Extension(tenant)).layer(from_fn(request_id::name))
 }
 
 /// Serves `all` at `/` and below `root_path`, because a proxy may pass its own path on.

@@ -1,25 +1,40 @@
 //! `GET /v1/models`, a path that the clients of OpenAI and Anthropic share. Those of Anthropic send a
 //! header of their own with every request, and get the form of their API.
 
+use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Extension, Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Json, Router};
 
 use super::anthropic::error::AnthropicError;
 use super::openai::error::OpenAiError;
+use super::openapi::operation::{self as describe, Part};
+use super::openapi::room::Room;
 use super::{anthropic, openai};
 use crate::app::App;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 
+static PART: Part = Part {
+    name: "Models",
+    about: "What is served, in the form of OpenAI's API or Anthropic's.",
+    errors: "ModelsError",
+};
+
 /// All routes of the path.
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/v1/models", get(list))
-        .route("/v1/models/", get(list))
-        .route("/v1/models/{*id}", get(retrieve))
+pub fn routes() -> Room {
+    let listed =
+        describe::get("listModels", "The model and its adapters, by the names that the caller may use.")
+            .with(&["AnthropicVersion", "Limit", "AfterId", "BeforeId"])
+            .gives("ModelsPage")
+            .refuses(&[400]);
+    let one = describe::get("getModel", "One model or adapter; its name may have slashes.");
+    let one = one.with(&["AnthropicVersion"]).gives("OneModel").refuses(&[400, 404]);
+    Room::new(&PART)
+        .route("/v1/models", get(list), [listed])
+        .same("/v1/models/", "/v1/models", get(list))
+        .route("/v1/models/{*id}", get(retrieve), [one])
 }
 
 /// Whether a client of Anthropic's API sent the request.

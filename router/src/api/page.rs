@@ -1,7 +1,6 @@
 //! The page at `/ui`: files of the binary that talk to this server's own APIs. They need no key, because they
 //! hold nothing of the server's; what they call does.
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::Path;
 use axum::response::{IntoResponse, Redirect, Response};
@@ -12,20 +11,40 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use crate::app::App;
+use super::openapi::operation::{self as describe, Access, Part, TEXT};
+use super::openapi::room::Room;
 
 /// Only what this server sends: no inline scripts or styles, no other server, no frame around it, and no text
 /// that becomes a script.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
+static PART: Part =
+    Part { name: "Page", about: "The page for people, and this document as a page.", errors: "OpenAiError" };
+
 /// Its routes.
-pub fn routes() -> Router<App> {
+pub fn routes() -> Room {
+    let page = describe::get("page", "The page: chat, completion, cluster.");
+    let page = page.answers(200, "text/html", None).answers(304, "", None);
+    let of_page = describe::get("pageFile", "A file of the page.");
+    let of_page = ["text/html", "text/javascript", "text/css", "image/svg+xml", TEXT]
+        .into_iter()
+        .fold(of_page, |of_page, media| of_page.answers(200, media, None));
+    let of_page = of_page.answers(304, "", None).answers(404, TEXT, None);
     // Relative, so that it also works below a proxy's path.
-    Router::new()
-        .route("/ui", get(async || Redirect::permanent("ui/")))
-        .route("/ui/", get(async |headers: HeaderMap| file("index.html", &headers)))
-        .route("/ui/{*path}", get(async |Path(path): Path<String>, headers: HeaderMap| file(&path, &headers)))
+    Room::new(&PART)
+        .route(
+            "/ui",
+            get(async || Redirect::permanent("ui/")),
+            [describe::get("toPage", "Leads to the page.").answers(308, "", None)],
+        )
+        .route("/ui/", get(async |headers: HeaderMap| file("index.html", &headers)), [page])
+        .route(
+            "/ui/{*path}",
+            get(async |Path(path): Path<String>, headers: HeaderMap| file(&path, &headers)),
+            [of_page],
+        )
+        .access(Access::Open)
 }
 
 fn file(path: &str, headers: &HeaderMap) -> Response {

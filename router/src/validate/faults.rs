@@ -28,6 +28,11 @@ impl Faults {
         self.found.iter().any(|fault| fault.param() == Some(name))
     }
 
+    /// Fields that the faults name.
+    pub fn params(&self) -> impl Iterator<Item = &'static str> {
+        self.found.iter().filter_map(Refusal::param)
+    }
+
     /// Returns the value; for an error, adds the fault and returns the default, so that checking continues.
     pub fn value_of<T: Default>(&mut self, checked: Result<T, impl Into<Refusal>>) -> T {
         checked.unwrap_or_else(|fault| {

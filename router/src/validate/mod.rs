@@ -2,6 +2,7 @@
 //! names the field, the limit and the value. Pure, except that it draws a request id if none is given.
 
 mod answer_form;
+pub(crate) mod bounds;
 pub(crate) mod faults;
 pub(crate) mod ranges;
 mod truncate;

@@ -8,9 +8,9 @@ use super::ranges::{check_bytes, check_count, token_id};
 use crate::refusal::Refusal;
 
 /// Most banned words: each has up to two spellings, with and without a leading space.
-const MAX_WORDS: usize = MAX_BAD_WORDS / 2;
+pub(super) const MAX_WORDS: usize = MAX_BAD_WORDS / 2;
 /// Longest banned word, in bytes.
-const MAX_WORD_BYTES: usize = 256;
+pub(super) const MAX_WORD_BYTES: usize = 256;
 
 /// Validates `allowed_token_ids`; empty = any.
 pub fn allowed_token_ids(tokens: Option<&[i64]>, vocab_size: u32) -> Result<Vec<TokenId>, Refusal> {

@@ -7,6 +7,7 @@ use skein_text::formats::tools::{Choice, Function};
 use crate::api::answer::single::request::{self, SingleRequest};
 use crate::api::fields::conversation::Conversation;
 use crate::api::fields::effort;
+use crate::api::fields::listing::Kind;
 use crate::api::fields::object::{Fields, wrong};
 use crate::api::fields::tools::{self, Chosen, Offered, function_of, offered};
 use crate::app::App;
@@ -26,9 +27,7 @@ pub fn parse(
 ) -> Result<(SingleRequest, Reasoning), Refusal> {
     let config = &app.config;
     let effort = output_config(&mut fields);
-    if let Some(stop) = fields.take("stop_sequences") {
-        fields.put("stop", stop);
-    }
+    fields.rename("stop_sequences", "stop");
     let mut draft = request::draft(&mut fields, headers, id, config, "max_tokens")?;
     draft.reasoning_effort = effort::readable(&mut fields, &app.text, "output_config.effort", effort);
     if draft.sampling.max_tokens.is_none() && !only_counted {
@@ -43,7 +42,7 @@ pub fn parse(
     }
     let offered = tools(&mut fields);
     let conversation = conversation(&mut fields);
-    fields.take("anthropic_version");
+    fields.take("anthropic_version", Kind::WithoutEffect);
     context_management(&mut fields);
     Ok((SingleRequest::new(draft, fields, conversation, offered, variables, config)?, thinking.shows))
 }
@@ -51,7 +50,9 @@ pub fn parse(
 /// Edits with which a client wants its prompt shortened. They are ignored: the template decides how much of
 /// earlier reasoning the model sees, and a prompt that is too long is refused.
 fn context_management(fields: &mut Fields) {
-    let edits = fields.object("context_management").and_then(|mut context| context.shift_remove("edits"));
+    let edits = fields
+        .object_as("context_management", Kind::WithoutEffect)
+        .and_then(|mut context| context.shift_remove("edits"));
     for edit in edits.as_ref().and_then(Value::as_array).into_iter().flatten() {
         let kind: String = edit["type"].as_str().unwrap_or_default().escape_default().take(40).collect();
         fields.leave(format!("context_management.{kind}"));
@@ -61,13 +62,18 @@ fn context_management(fields: &mut Fields) {
 /// Reads `output_config`, or the older `output_format`. Returns the amount of reasoning asked for, in
 /// OpenAI's words, which templates know.
 fn output_config(fields: &mut Fields) -> Option<String> {
-    let mut config = fields.object("output_config").unwrap_or_default();
+    let mut config = fields.object_as("output_config", Kind::Shaped("OutputConfig")).unwrap_or_default();
     let effort = config.shift_remove("effort");
     let effort = effort.as_ref().and_then(Value::as_str).map(|effort| match effort {
         "xhigh" | "max" => "high".to_owned(),
         effort => effort.to_owned(),
     });
-    let format = config.shift_remove("format").or_else(|| fields.take("output_format"));
+    let older = fields.take("output_format", Kind::Shaped("OutputFormat"));
+    let format = config.shift_remove("format");
+    if format.is_some() && older.is_some() {
+        fields.leave("output_format".to_owned());
+    }
+    let format = format.or(older);
     config.into_iter().for_each(|(name, _)| fields.leave(format!("output_config.{name}")));
     if let Some(format) = format.filter(|format| !format.is_null()) {
         output_format(fields, &format);
@@ -107,7 +113,7 @@ pub enum Reasoning {
 /// Reads `thinking`. The default is not to reason, as at Anthropic.
 fn thinking(fields: &mut Fields) -> Thinking {
     let off = Thinking { is_on: false, shows: Reasoning::None };
-    let Some(thinking) = fields.object("thinking") else { return off };
+    let Some(thinking) = fields.object_as("thinking", Kind::Shaped("Thinking")) else { return off };
     match thinking.get("type").and_then(Value::as_str) {
         // The token budget is ignored: `max_tokens` limits the whole answer.
         Some("enabled" | "adaptive") => {
@@ -148,7 +154,7 @@ fn server_tool(tool: &Value) -> Option<String> {
 }
 
 fn tools(fields: &mut Fields) -> Offered {
-    let mut list: Vec<(usize, Value)> = tools::list(fields).into_iter().enumerate().collect();
+    let mut list: Vec<(usize, Value)> = tools::list(fields, "MessagesTool").into_iter().enumerate().collect();
     // An answer without any of them would be taken for what they found.
     if let Some((_, tool)) = list.first().filter(|_| list.iter().all(|(_, tool)| server_tool(tool).is_some()))
     {
@@ -159,7 +165,7 @@ fn tools(fields: &mut Fields) -> Offered {
         fields.note(Refusal::invalid("tools", message));
     }
     list.retain(|(_, tool)| server_tool(tool).map(|name| fields.leave(name)).is_none());
-    let choice = fields.object("tool_choice").unwrap_or_default();
+    let choice = fields.object_as("tool_choice", Kind::Shaped("MessagesToolChoice")).unwrap_or_default();
     let parallel = !choice.get("disable_parallel_tool_use").is_some_and(|flag| *flag == true);
     let tools = list.iter().map(|(at, tool)| Ok((function(*at, tool)?, shown(tool))));
     offered(fields, tools.collect(), tool_choice(&choice), parallel)
@@ -210,7 +216,7 @@ fn tool_choice(choice: &Map<String, Value>) -> Result<Option<Chosen>, Refusal> {
 
 fn conversation(fields: &mut Fields) -> Conversation {
     let mut conversation = Conversation::default();
-    if let Some(system) = fields.take("system") {
+    if let Some(system) = fields.take("system", Kind::Shaped("TextOrBlocks")) {
         match texts(&system) {
             Some(texts) => {
                 texts.into_iter().filter(|text| !is_volatile(text)).for_each(|text| conversation.system(text))
@@ -221,7 +227,8 @@ fn conversation(fields: &mut Fields) -> Conversation {
     if !fields.has("messages") {
         fields.note(Refusal::invalid("messages", "messages is required: a list of messages."));
     }
-    let messages = fields.list("messages", "a list of messages").unwrap_or_default();
+    let messages =
+        fields.list("messages", Kind::ListOf("MessagesMessage"), "a list of messages").unwrap_or_default();
     request::converse(fields, &mut conversation, &messages, add);
     continue_last(fields, &mut conversation, &messages);
     conversation

@@ -6,10 +6,10 @@ mod input;
 pub mod models;
 mod output;
 
+use axum::Json;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use axum::routing::post;
-use axum::{Json, Router};
 use http::HeaderMap;
 use serde_json::{Value, json};
 
@@ -20,15 +20,35 @@ use super::answer::single::output::answer;
 use super::answer::single::request::SingleRequest;
 use super::fields::object::Fields;
 use super::http::request_id::RequestId;
+use super::openapi::operation::{self as describe, EVENTS, Part, REFUSALS, UNRESUMED};
+use super::openapi::room::Room;
 use crate::app::{App, work_bytes};
 use crate::refusal::Refusal;
 use crate::request::Draft;
 use crate::request::tenant::Tenant;
 use crate::validate::most_to_tokenize;
 
+static PART: Part = Part { name: "Anthropic", about: "Anthropic's API.", errors: "AnthropicError" };
+
 /// All routes of the API.
-pub fn routes() -> Router<App> {
-    Router::new().route("/v1/messages", post(create)).route("/v1/messages/count_tokens", post(count_tokens))
+pub fn routes() -> Room {
+    let answer = describe::post("createMessage", "Answers a conversation.")
+        .with(&UNRESUMED)
+        .reads("MessagesRequest", |fields, app| drop(drafts(fields, &HeaderMap::new(), "", app)))
+        .gives("Message")
+        .streams(EVENTS, "MessagesEvent")
+        .refuses(&REFUSALS);
+    let count = describe::post("countTokens", "Counts the tokens of a conversation.")
+        .reads("CountTokensRequest", |fields, app| {
+            drop(input::parse(fields, &HeaderMap::new(), "", app, true));
+        })
+        .gives("TokenCount")
+        .refuses(&[400, 404, 413, 415, 429, 500, 503]);
+    Room::new(&PART).route("/v1/messages", post(create), [answer]).route(
+        "/v1/messages/count_tokens",
+        post(count_tokens),
+        [count],
+    )
 }
 
 /// Converts a body into drafts.

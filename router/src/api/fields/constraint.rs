@@ -4,17 +4,19 @@
 use serde_json::{Map, Value};
 use skein_grammar::{JsonForm, Refused, Source};
 
+use super::listing::Kind;
 use super::object::{Fields, is_too_deep, too_deep, wrong};
 use crate::refusal::Refusal;
 use crate::request::Constraint;
 
 /// Takes the fields. At most one of them may set a constraint.
 pub fn constraint(fields: &mut Fields) -> Option<Constraint> {
-    let response_format = fields.take("response_format");
-    let structured = fields.object("structured_outputs").unwrap_or_default();
-    let guided = GUIDED.map(|(field, kind)| (field, kind, fields.take(field)));
+    let response_format = fields.take("response_format", Kind::Shaped("ResponseFormat"));
+    let structured =
+        fields.object_as("structured_outputs", Kind::Shaped("StructuredOutputs")).unwrap_or_default();
+    let guided = GUIDED.map(|(field, kind, shape)| (field, kind, fields.take(field, Kind::Shaped(shape))));
     // The client cannot choose the backend; the field has no effect, as in current vLLM.
-    fields.take("guided_decoding_backend");
+    fields.take("guided_decoding_backend", Kind::WithoutEffect);
     let mut found: Vec<Found> = Vec::new();
     let response_format = response_format.and_then(|format| {
         leave_unknown(fields, &format);
@@ -50,12 +52,12 @@ impl Found {
     }
 }
 
-/// Older fields, each with its name in `structured_outputs`.
-const GUIDED: [(&str, &str); 4] = [
-    ("guided_json", "json"),
-    ("guided_regex", "regex"),
-    ("guided_choice", "choice"),
-    ("guided_grammar", "grammar"),
+/// Older fields, each with its name in `structured_outputs` and what it takes.
+const GUIDED: [(&str, &str, &str); 4] = [
+    ("guided_json", "json", "SchemaOrText"),
+    ("guided_regex", "regex", "Expression"),
+    ("guided_choice", "choice", "ChoiceOfTexts"),
+    ("guided_grammar", "grammar", "Expression"),
 ];
 
 /// Keys that `structured_outputs` may contain.

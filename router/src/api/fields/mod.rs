@@ -5,6 +5,7 @@ pub mod constraint;
 pub mod conversation;
 pub mod effort;
 pub mod field;
+pub mod listing;
 pub mod object;
 pub mod sampling;
 pub mod tools;

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use skein_proto::sampling::shown;
 
 use super::field::{Field, Named};
+use super::listing::{Kind, Lister};
 use crate::api::http::body::{check_content_encoding, check_content_length, check_content_type, read_body};
 use crate::app::App;
 use crate::refusal::Refusal;
@@ -37,6 +38,8 @@ pub struct Fields {
     /// Numbers beyond 64 bits as the body spells them; a parsed value has only their first digits.
     huge: Vec<(String, String)>,
     faults: Faults,
+    /// Lists what is taken; only while the API describes itself.
+    lister: Option<Lister>,
 }
 
 impl Fields {
@@ -65,7 +68,12 @@ impl Fields {
     /// Fields that another protocol carries, by their names here.
     pub fn of(fields: Map<String, Value>) -> Self {
         let untaken = fields.into_iter().map(|(name, value)| (name, value.into())).collect();
-        Self { untaken, huge: Vec::new(), faults: Faults::default() }
+        Self { untaken, huge: Vec::new(), faults: Faults::default(), lister: None }
+    }
+
+    /// No fields, of which `lister` lists each that a reader takes.
+    pub fn listed(lister: Lister) -> Self {
+        Self { lister: Some(lister), ..Self::of(Map::new()) }
     }
 
     async fn of_body(body: Bytes, app: &App) -> Result<Self, Refusal> {
@@ -87,15 +95,22 @@ impl Fields {
             let other: Value = serde_json::from_slice(body).map_err(|error| not_json(&error))?;
             return Err(Refusal::InvalidJson(format!(
                 "The body must be a JSON object, got {}.",
-                kind(&other)
+                kind_of(&other)
             )));
         }
         let Named(untaken) = serde_json::from_slice(body).map_err(|error| not_json(&error))?;
-        Ok(Self { huge: huge_numbers(&untaken, body), untaken, faults: Faults::default() })
+        Ok(Self { huge: huge_numbers(&untaken, body), untaken, faults: Faults::default(), lister: None })
     }
 
     /// Takes a field; null counts as absent.
-    pub fn take_field(&mut self, name: &str) -> Option<Field> {
+    pub fn take_field(&mut self, name: &'static str, kind: Kind) -> Option<Field> {
+        if let Some(lister) = &self.lister {
+            lister.take(name, kind);
+        }
+        self.remove(name)
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Field> {
         let (_, value) = self.untaken.shift_remove_index(self.index(name)?)?;
         Some(value).filter(|value| !value.is_null())
     }
@@ -110,13 +125,48 @@ impl Fields {
     }
 
     /// Takes a field in its JSON form; null counts as absent.
-    pub fn take(&mut self, name: &str) -> Option<Value> {
-        self.take_field(name).map(Field::into_value)
+    pub fn take(&mut self, name: &'static str, kind: Kind) -> Option<Value> {
+        self.take_field(name, kind).map(Field::into_value)
+    }
+
+    /// Takes a field that the API does not have, to refuse it by its name or to ignore it.
+    pub fn take_strange(&mut self, name: &str) -> Option<Value> {
+        self.remove(name).map(Field::into_value)
+    }
+
+    /// Has the value of `sent` read as that of `read_as`, its name in other APIs.
+    pub fn rename(&mut self, sent: &'static str, read_as: &'static str) {
+        if let Some(lister) = &self.lister {
+            lister.other_name(sent, read_as);
+        }
+        if let Some(value) = self.remove(sent) {
+            self.untaken.insert(read_as.to_owned(), value);
+        }
+    }
+
+    /// Has those members of the object `member` that are among `names` read as fields of the body, and
+    /// returns the others.
+    pub fn spread(&mut self, member: &'static str, names: &'static [&'static str]) -> Map<String, Value> {
+        let mut others = self.object(member).unwrap_or_default();
+        if let Some(lister) = &self.lister {
+            lister.members(member, names);
+        }
+        for name in names {
+            if let Some(value) = others.shift_remove(*name) {
+                self.put(name, value);
+            }
+        }
+        others
     }
 
     /// Whether all fields have been taken.
     pub fn is_empty(&self) -> bool {
         self.untaken.is_empty()
+    }
+
+    /// Whether a description is made of what is taken.
+    pub fn is_listed(&self) -> bool {
+        self.lister.is_some()
     }
 
     /// Whether a field is present and not null.
@@ -142,26 +192,27 @@ impl Fields {
     fn typed<T>(
         &mut self,
         name: &'static str,
+        kind: Kind,
         expected: &str,
         convert: impl FnOnce(&Value) -> Option<T>,
     ) -> Option<T> {
-        let value = self.take(name)?;
+        let value = self.take(name, kind)?;
         let converted = convert(&value);
         if converted.is_none() {
             let spelt = self.huge.iter().find(|(huge, _)| huge == name).map(|(_, spelt)| spelt.clone());
-            self.note(wrong_kind(name, expected, spelt.unwrap_or_else(|| kind(&value))));
+            self.note(wrong_kind(name, expected, spelt.unwrap_or_else(|| kind_of(&value))));
         }
         converted
     }
 
     /// Takes a number; `None` if absent.
     pub fn f64(&mut self, name: &'static str) -> Option<f64> {
-        self.typed(name, "a number", Value::as_f64)
+        self.typed(name, Kind::Number, "a number", Value::as_f64)
     }
 
     /// Takes an integer; `None` if absent.
     pub fn i64(&mut self, name: &'static str) -> Option<i64> {
-        self.typed(name, "a 64-bit integer", whole)
+        self.typed(name, Kind::Integer, "a 64-bit integer", whole)
     }
 
     /// Takes a boolean; absent is false.
@@ -171,12 +222,12 @@ impl Fields {
 
     /// Takes a boolean; `None` if absent.
     pub fn optional_bool(&mut self, name: &'static str) -> Option<bool> {
-        self.typed(name, "true or false", Value::as_bool)
+        self.typed(name, Kind::Boolean, "true or false", Value::as_bool)
     }
 
     /// Takes a list; `None` if absent.
-    pub fn list(&mut self, name: &'static str, expected: &str) -> Option<Vec<Value>> {
-        match self.take(name)? {
+    pub fn list(&mut self, name: &'static str, kind: Kind, expected: &str) -> Option<Vec<Value>> {
+        match self.take(name, kind)? {
             Value::Array(items) => Some(items),
             other => {
                 self.note(wrong(name, expected, &other));
@@ -187,7 +238,7 @@ impl Fields {
 
     /// Takes a string; `None` if absent.
     pub fn string(&mut self, name: &'static str) -> Option<String> {
-        self.typed(name, "a string", |value| value.as_str().map(str::to_owned))
+        self.typed(name, Kind::Text, "a string", |value| value.as_str().map(str::to_owned))
     }
 
     /// Takes a string or a list of strings; empty if absent.
@@ -196,7 +247,7 @@ impl Fields {
             Value::String(text) => Ok(text),
             other => Err(wrong(name, "a string or a list of strings", &other)),
         };
-        let texts = match self.take(name) {
+        let texts = match self.take(name, Kind::Texts) {
             None => Ok(Vec::new()),
             Some(Value::Array(items)) => items.into_iter().map(text).collect(),
             Some(other) => text(other).map(|text| vec![text]),
@@ -206,7 +257,7 @@ impl Fields {
 
     /// Takes a list of integers; `None` if absent.
     pub fn integers(&mut self, name: &'static str) -> Option<Vec<i64>> {
-        let items = match self.take_field(name)? {
+        let items = match self.take_field(name, Kind::Integers)? {
             Field::Integers(integers) => Ok(Some(integers)),
             Field::List(items) => integers(name, items).map(Some),
             Field::Other(other) => Err(wrong(name, "a list of integers", &other)),
@@ -216,11 +267,19 @@ impl Fields {
 
     /// Takes an object; `None` if absent.
     pub fn object(&mut self, name: &'static str) -> Option<Map<String, Value>> {
-        self.typed(name, "an object", |value| value.as_object().cloned())
+        self.object_as(name, Kind::Object)
+    }
+
+    /// Takes an object whose members `kind` describes; `None` if absent.
+    pub fn object_as(&mut self, name: &'static str, kind: Kind) -> Option<Map<String, Value>> {
+        self.typed(name, kind, "an object", |value| value.as_object().cloned())
     }
 
     /// Adds a field as if the body contained it.
     pub fn put(&mut self, name: &str, value: Value) {
+        if let Some(lister) = &self.lister {
+            lister.made(name);
+        }
         self.untaken.insert(name.to_owned(), value.into());
     }
 
@@ -234,6 +293,7 @@ impl Fields {
     /// # Errors
     /// All faults in one refusal.
     pub fn into_untaken(self) -> Result<IndexMap<String, Field>, Refusal> {
+        self.require();
         self.faults.check()?;
         Ok(self.untaken)
     }
@@ -243,6 +303,7 @@ impl Fields {
     /// # Errors
     /// All faults in one refusal.
     pub fn finish(mut self, refuse_unknown: bool) -> Result<Option<HeaderValue>, Refusal> {
+        self.require();
         if refuse_unknown {
             for name in std::mem::take(&mut self.untaken).into_iter().map(|(name, _)| name) {
                 let name: String = name.escape_default().take(MAX_IGNORED_NAME_BYTES).collect();
@@ -258,6 +319,15 @@ impl Fields {
             names.push(format!("({} more)", count - MAX_IGNORED));
         }
         Ok(if names.is_empty() { None } else { HeaderValue::from_str(&names.join(", ")).ok() })
+    }
+}
+
+impl Fields {
+    /// Where the API describes itself, there are no values: each fault is of a field that must be given.
+    fn require(&self) {
+        if let Some(lister) = &self.lister {
+            lister.require(self.faults.params());
+        }
     }
 }
 
@@ -325,7 +395,7 @@ pub fn too_deep(what: &str, error: &serde_json::Error) -> String {
 
 /// The refusal of a value of the wrong type. It repeats the value only if that is a number.
 pub fn wrong(name: &'static str, expected: &str, got: &Value) -> Refusal {
-    wrong_kind(name, expected, kind(got))
+    wrong_kind(name, expected, kind_of(got))
 }
 
 fn wrong_kind(name: &'static str, expected: &str, got: String) -> Refusal {
@@ -354,7 +424,7 @@ fn whole(value: &Value) -> Option<i64> {
 
 /// Describes a number by its value and anything else by its type. serde_json reads integers over 64 bits as
 /// floats, so within a list 2^64 is shown as `1.8446744073709552e19`.
-fn kind(value: &Value) -> String {
+fn kind_of(value: &Value) -> String {
     let kind = match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

@@ -7,6 +7,7 @@ use serde_json::Value;
 use skein_proto::sampling::SamplingOptions;
 
 use super::constraint;
+use super::listing::Kind;
 use super::object::{Fields, wrong};
 use crate::api::answer::progress::{Progress, Resuming};
 use crate::api::http::request_id::{RequestRef, X_REQUEST_ID, identify};
@@ -161,7 +162,9 @@ pub fn wants(
 /// Reads `include_usage` and `continuous_usage_stats`. OpenAI's `include_obfuscation` has no effect: events
 /// are not padded.
 fn stream_options(fields: &mut Fields, stream: bool) -> (bool, bool) {
-    let Some(mut options) = fields.object("stream_options") else { return (false, false) };
+    let Some(mut options) = fields.object_as("stream_options", Kind::Shaped("StreamOptions")) else {
+        return (false, false);
+    };
     if !stream {
         let message = "stream_options is allowed only with stream: true.";
         fields.note(Refusal::invalid("stream_options", message));
@@ -212,6 +215,11 @@ fn logit_bias(fields: &mut Fields) -> Vec<(i64, f64)> {
         })?;
         Ok((id, bias.as_f64().ok_or_else(|| wrong("logit_bias", "an object of numbers", &bias))?))
     };
-    let biases = fields.object("logit_bias").unwrap_or_default().into_iter().map(entry).collect();
+    let biases = fields
+        .object_as("logit_bias", Kind::Shaped("LogitBias"))
+        .unwrap_or_default()
+        .into_iter()
+        .map(entry)
+        .collect();
     fields.value_of(biases)
 }

@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 use skein_text::formats::MAX_NAME_BYTES;
 use skein_text::formats::tools::{Choice, Function, MAX_BYTES, MAX_FUNCTIONS, ToolUse};
 
+use super::listing::Kind;
 use super::object::Fields;
 use crate::refusal::Refusal;
 
@@ -33,8 +34,8 @@ impl From<Choice> for Chosen {
 
 /// Takes the fields of a chat request.
 pub fn tools(fields: &mut Fields) -> Offered {
-    let list = list(fields);
-    let choice = fields.take("tool_choice");
+    let list = list(fields, "ChatTool");
+    let choice = fields.take("tool_choice", Kind::Shaped("ChatToolChoice"));
     let parallel = fields.optional_bool("parallel_tool_calls").unwrap_or(true);
     let of_tool = |tool: &Value| {
         let name = (tool["type"] == "function").then(|| tool["function"]["name"].as_str()).flatten();
@@ -46,9 +47,9 @@ pub fn tools(fields: &mut Fields) -> Offered {
     offered(fields, tools.collect(), chosen, parallel)
 }
 
-/// Takes the field `tools`; empty if absent.
-pub fn list(fields: &mut Fields) -> Vec<Value> {
-    fields.list("tools", "a list of tools").unwrap_or_default()
+/// Takes the field `tools`, a list of what the component `shape` describes; empty if absent.
+pub fn list(fields: &mut Fields, shape: &'static str) -> Vec<Value> {
+    fields.list("tools", Kind::ListOf(shape), "a list of tools").unwrap_or_default()
 }
 
 /// The tools, each as a function and as shown by the template, with the allowed calls. Notes faults.

@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::listing::Kind;
 use super::object::Fields;
 use crate::refusal::Refusal;
 
@@ -153,19 +154,19 @@ fn is_empty(value: &Value) -> bool {
 
 /// Takes the known fields that the handler left untaken.
 pub fn take_unserved(fields: &mut Fields) {
-    if fields.is_empty() {
+    if fields.is_empty() && !fields.is_listed() {
         return;
     }
     for name in WITHOUT_EFFECT {
-        fields.take(name);
+        fields.take(name, Kind::WithoutEffect);
     }
     for (name, is_neutral) in IGNORED {
-        if fields.take(name).is_some_and(|value| !is_neutral(&value)) {
+        if fields.take_strange(name).is_some_and(|value| !is_neutral(&value)) {
             fields.leave(name.to_owned());
         }
     }
     for Unserved { name, is_neutral, hint } in UNSERVED {
-        if let Some(value) = fields.take(name)
+        if let Some(value) = fields.take_strange(name)
             && !is_neutral(&value)
         {
             fields.note(Refusal::invalid(name, format!("{name} {hint}.")));

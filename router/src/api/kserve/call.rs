@@ -11,6 +11,7 @@ use skein_proto::inference::{DataType, ModelInferRequest};
 use super::elements::{Elements, shown};
 use super::model::{ALIASES, INPUT_IDS, INPUTS, Input, Output, SAMPLING_PARAMETERS, TEXT_INPUT, VERSION};
 use super::tensors::{self, Tensor};
+use crate::api::fields::listing::Kind;
 use crate::api::fields::object::Fields;
 use crate::api::fields::{constraint, sampling};
 use crate::refusal::Refusal;
@@ -205,7 +206,8 @@ impl Given {
     ) -> Result<Call, Refusal> {
         let mut fields = Fields::of(self.fields);
         if let Some(end_id) = self.end_id {
-            let mut stops = fields.list("stop_token_ids", "a list of integers").unwrap_or_default();
+            let mut stops =
+                fields.list("stop_token_ids", Kind::Integers, "a list of integers").unwrap_or_default();
             stops.push(end_id);
             fields.put("stop_token_ids", stops.into());
         }

@@ -8,6 +8,7 @@ use super::lines::Kind;
 use super::messages;
 use super::models::{thinks, untagged};
 use super::options;
+use crate::api::fields::listing::Kind as Take;
 use crate::api::fields::object::{Fields, wrong};
 use crate::api::fields::tools::{self, Offered};
 use crate::app::App;
@@ -39,7 +40,7 @@ pub struct Asked {
 pub fn parse(mut fields: Fields, kind: Kind, app: &App, id: &str) -> Result<Asked, Refusal> {
     let named = fields.string("model");
     let stream = fields.optional_bool("stream").unwrap_or(true);
-    let unloads = fields.take("keep_alive").as_ref().is_some_and(is_zero);
+    let unloads = fields.take("keep_alive", Take::Shaped("KeepAlive")).as_ref().is_some_and(is_zero);
     let think = think(&mut fields, app);
     let Offered { tools, shown } =
         if kind == Kind::Chat { tools::tools(&mut fields) } else { Offered::default() };
@@ -90,7 +91,7 @@ struct Think {
 /// Reads `think`: a boolean, or how much as a word. Absent leaves the decision to the template.
 fn think(fields: &mut Fields, app: &App) -> Think {
     let mut variables = Map::new();
-    let is_on = match fields.take("think") {
+    let is_on = match fields.take("think", Take::Shaped("Think")) {
         None => return Think { is_shown: true, variables },
         Some(Value::Bool(is_on)) => is_on,
         Some(Value::String(level)) if ["high", "medium", "low"].contains(&level.as_str()) => {
@@ -115,7 +116,7 @@ fn think(fields: &mut Fields, app: &App) -> Think {
 
 /// Reads `format`: `json`, or a JSON schema.
 fn format(fields: &mut Fields) -> Option<Constraint> {
-    let source = match fields.take("format")? {
+    let source = match fields.take("format", Take::Shaped("OllamaFormat"))? {
         Value::String(word) if word.is_empty() => return None,
         Value::String(word) if word == "json" => Source::json_object(),
         schema @ Value::Object(_) => Source::json_schema(&schema),
@@ -129,7 +130,7 @@ fn format(fields: &mut Fields) -> Option<Constraint> {
 }
 
 fn chat(fields: &mut Fields, variables: Map<String, Value>) -> Option<Prompt> {
-    let messages = fields.list("messages", "a list of messages")?;
+    let messages = fields.list("messages", Take::ListOf("OllamaMessage"), "a list of messages")?;
     if messages.is_empty() {
         return None;
     }

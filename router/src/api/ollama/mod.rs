@@ -15,21 +15,50 @@ use axum::{Json, Router};
 use serde_json::json;
 
 use self::error::OllamaError;
+use self::lines::Kind;
 use super::http::face;
-use crate::app::App;
+use super::openapi::operation::{self as describe, LINES, Part, REFUSALS, UNRESUMED};
+use super::openapi::room::Room;
 
 /// Version of Ollama's API implemented here. Clients compare it with the version that they require.
 const API_VERSION: &str = "0.9.0";
 
+static PART: Part = Part { name: "Ollama", about: "Ollama's API.", errors: "MessageError" };
+
 /// The routes below `/api`.
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/api/chat", post(generate::chat))
-        .route("/api/generate", post(generate::generate))
-        .route("/api/tags", get(models::tags))
-        .route("/api/ps", get(models::ps))
-        .route("/api/show", post(models::show))
-        .route("/api/version", get(async || Json(json!({"version": API_VERSION}))))
+pub fn routes() -> Room {
+    let chat = describe::post("ollamaChat", "Answers a conversation, by default as lines of JSON.")
+        .with(&UNRESUMED)
+        .reads("OllamaChatRequest", |fields, app| drop(input::parse(fields, Kind::Chat, app, "")))
+        .gives("OllamaChat")
+        .streams(LINES, "OllamaLine")
+        .refuses(&REFUSALS);
+    let generate = describe::post("ollamaGenerate", "Answers a prompt, by default as lines of JSON.")
+        .with(&UNRESUMED)
+        .reads("OllamaGenerateRequest", |fields, app| drop(input::parse(fields, Kind::Generate, app, "")))
+        .gives("OllamaGenerated")
+        .streams(LINES, "OllamaLine")
+        .refuses(&REFUSALS);
+    let show = describe::post("ollamaShow", "What is known of a model.")
+        .reads("OllamaShowRequest", |mut fields, _| drop(models::asked(&mut fields)))
+        .gives("OllamaModel")
+        .refuses(&[400, 404, 413, 415]);
+    let version = describe::get("ollamaVersion", "The version of Ollama's API.").gives("Version");
+    Room::new(&PART)
+        .route("/api/chat", post(generate::chat), [chat])
+        .route("/api/generate", post(generate::generate), [generate])
+        .route(
+            "/api/tags",
+            get(models::tags),
+            [describe::get("ollamaTags", "The models.").gives("OllamaModels")],
+        )
+        .route(
+            "/api/ps",
+            get(models::ps),
+            [describe::get("ollamaPs", "The models in memory.").gives("OllamaModels")],
+        )
+        .route("/api/show", post(models::show), [show])
+        .route("/api/version", get(async || Json(json!({"version": API_VERSION}))), [version])
 }
 
 /// The other paths below `/api`.

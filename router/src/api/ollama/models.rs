@@ -77,8 +77,7 @@ pub async fn show(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Json<Value>, OllamaError> {
-    let mut fields = Fields::read_of_any_type(request, &app).await?;
-    let name = fields.string("model").or_else(|| fields.string("name"));
+    let name = asked(&mut Fields::read_of_any_type(request, &app).await?);
     app.check_model(name.as_deref().map(untagged), &tenant)?;
     let facts = &app.text.facts;
     // Clients look up the context length under the architecture's name.
@@ -91,6 +90,12 @@ pub async fn show(
         "modelfile": "", "parameters": "", "template": "", "details": details(facts),
         "capabilities": capabilities(&app.text), "model_info": info,
     })))
+}
+
+/// Reads which model a body asks about. Ollama ignores what else it has.
+pub fn asked(fields: &mut Fields) -> Option<String> {
+    let older = fields.string("name");
+    fields.string("model").or(older)
 }
 
 fn capabilities(text: &ModelText) -> Vec<&'static str> {

@@ -46,10 +46,8 @@ const KNOWN: [&str; 14] = [
 
 /// Takes `options`. Unknown ones count as unknown fields.
 pub fn sampling(fields: &mut Fields) -> SamplingOptions {
-    for (name, value) in fields.object("options").unwrap_or_default() {
-        if KNOWN.contains(&name.as_str()) {
-            fields.put(&name, value);
-        } else if !OF_ENGINE.contains(&name.as_str()) {
+    for (name, _) in fields.spread("options", &KNOWN) {
+        if !OF_ENGINE.contains(&name.as_str()) {
             fields.leave(format!("options.{name}"));
         }
     }
@@ -92,12 +90,12 @@ pub fn take_unserved(fields: &mut Fields) {
         number => number.as_f64() == Some(0.0),
     };
     for name in ["images", "template", "suffix", "context", "logprobs", "top_logprobs", "mirostat"] {
-        if fields.take(name).is_some_and(|value| !is_off(&value)) {
+        if fields.take_strange(name).is_some_and(|value| !is_off(&value)) {
             fields.note(Refusal::invalid(name, format!("{name} is not supported yet; leave it out.")));
         }
     }
     for name in ["typical_p", "tfs_z"] {
-        if fields.take(name).is_some_and(|value| value.as_f64() != Some(1.0)) {
+        if fields.take_strange(name).is_some_and(|value| value.as_f64() != Some(1.0)) {
             fields.note(Refusal::invalid(name, format!("{name} is not supported; leave it out.")));
         }
     }

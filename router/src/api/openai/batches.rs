@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::error::OpenAiError;
 use super::files::store;
 use super::page::PageQuery;
+use crate::api::fields::listing::Kind;
 use crate::api::fields::object::Fields;
 use crate::app::App;
 use crate::batch::Endpoint;
@@ -32,18 +33,19 @@ pub async fn create(
     request: Request,
 ) -> Result<Json<Value>, OpenAiError> {
     let store = store(&app)?.clone();
-    let new = new_job(Fields::read(request, &app).await?, app.config.refuse_unknown_fields)?;
+    let new = new_job(Fields::read(request, &app).await?, &app)?;
     let new = NewJob { rights: tenant.key().map(|key| key.rights.clone()), ..new };
     let job = store.create(&store.owner(tenant.name()), new).map_err(Refusal::from)?;
     Ok(Json(job.to_json()))
 }
 
-fn new_job(mut fields: Fields, refuse_unknown: bool) -> Result<NewJob, Refusal> {
+/// Reads a body.
+pub fn new_job(mut fields: Fields, app: &App) -> Result<NewJob, Refusal> {
     let input_file_id = fields.string("input_file_id");
     let endpoint = fields.string("endpoint");
     let window = fields.string("completion_window");
-    let metadata = fields.take("metadata");
-    fields.take("output_expires_after");
+    let metadata = fields.take("metadata", Kind::Shaped("Metadata"));
+    fields.take("output_expires_after", Kind::WithoutEffect);
     let input_file_id = input_file_id.unwrap_or_else(|| {
         fields
             .note(Refusal::invalid("input_file_id", "input_file_id is missing; upload a file to /v1/files."));
@@ -71,7 +73,7 @@ fn new_job(mut fields: Fields, refuse_unknown: bool) -> Result<NewJob, Refusal> 
             Map::new()
         }
     };
-    fields.finish(refuse_unknown)?;
+    fields.finish(app.config.refuse_unknown_fields)?;
     Ok(NewJob { endpoint: endpoint.unwrap_or(Endpoint::Completions), input_file_id, metadata, rights: None })
 }
 

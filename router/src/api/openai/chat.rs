@@ -21,6 +21,7 @@ use crate::api::answer::moves::MoveChunks;
 use crate::api::answer::response_id::response_id;
 use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
 use crate::api::fields::effort;
+use crate::api::fields::listing::Kind;
 use crate::api::fields::object::{Fields, wrong};
 use crate::api::fields::sampling::{self, Wants};
 use crate::api::fields::tools::{self, Offered};
@@ -68,7 +69,7 @@ pub fn drafts(fields: Fields, headers: &HeaderMap, id: &str, app: &App) -> Resul
 /// Takes `messages`, the tools, the documents, and the fields that control how the chat template of `text`
 /// renders them.
 pub fn chat_prompt(fields: &mut Fields, text: &ModelText) -> (Prompt, ToolUse) {
-    let messages = match fields.take("messages") {
+    let messages = match fields.take("messages", Kind::ListOf("ChatMessage")) {
         Some(Value::Array(messages)) => Ok(messages),
         Some(other) => Err(wrong("messages", "a list of messages", &other)),
         None => Err(Refusal::invalid("messages", "messages is required: a list of messages.")),
@@ -107,7 +108,9 @@ pub fn chat_prompt(fields: &mut Fields, text: &ModelText) -> (Prompt, ToolUse) {
 /// Takes `documents`, which a template for retrieval reads. For another one they are listed as ignored.
 fn documents(fields: &mut Fields, text: &ModelText) -> Option<Value> {
     let expected = "a list of objects of text";
-    let documents = fields.list("documents", expected).filter(|documents| !documents.is_empty())?;
+    let documents = fields
+        .list("documents", Kind::ListOf("Document"), expected)
+        .filter(|documents| !documents.is_empty())?;
     let is_document = |one: &Value| {
         one.as_object().is_some_and(|document| document.values().all(|value| value.is_string()))
     };

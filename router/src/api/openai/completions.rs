@@ -20,6 +20,7 @@ use crate::api::answer::progress::Progress;
 use crate::api::answer::response_id::response_id;
 use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
 use crate::api::fields::field::Field;
+use crate::api::fields::listing::Kind;
 use crate::api::fields::object::{Fields, integers, wrong};
 use crate::api::fields::sampling::{self, Wants};
 use crate::api::fields::unserved::take_unserved;
@@ -97,7 +98,7 @@ impl GenerationCall {
         if echo && sampling.logprobs.is_some() {
             sampling.prompt_logprobs = sampling.prompt_logprobs.max(sampling.logprobs);
         }
-        let prompts = prompts(fields.take_field("prompt"), most_prompts(config));
+        let prompts = prompts(fields.take_field("prompt", Kind::Shaped("Prompt")), most_prompts(config));
         let prompts = fields.value_of(prompts);
         if !prompts.is_empty() {
             let choices = sampling::check_choices(wants.resuming.had.as_ref(), prompts.len(), sampling.n);

@@ -9,27 +9,123 @@ pub(crate) mod models;
 mod page;
 pub(crate) mod responses;
 
-use axum::Router;
 use axum::routing::{get, post};
+use http::HeaderMap;
 
-use crate::app::App;
+use super::openapi::operation::{self as describe, EVENTS, GENERATION, Part, REFUSALS, UNRESUMED};
+use super::openapi::room::Room;
+
+static PART: Part =
+    Part { name: "OpenAI", about: "OpenAI's API, with vLLM's fields.", errors: "OpenAiError" };
+
+/// Refusals of files and batches.
+const OF_FILES: [u16; 3] = [400, 404, 500];
+/// The same where something is stored.
+const OF_STORING: [u16; 6] = [400, 404, 413, 415, 500, 507];
 
 /// All routes of the API.
-pub fn routes() -> Router<App> {
-    Router::new()
-        .merge(generation())
-        .route("/v1/responses", post(responses::create))
-        .route("/v1/files", get(files::list).post(files::upload))
-        .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
-        .route("/v1/files/{id}/content", get(files::content))
-        .route("/v1/batches", get(batches::list).post(batches::create))
-        .route("/v1/batches/{id}", get(batches::retrieve))
-        .route("/v1/batches/{id}/cancel", post(batches::cancel))
+pub fn routes() -> Room {
+    generation()
+        .route(
+            "/v1/responses",
+            post(responses::create),
+            [describe::post("createResponse", "An answer in OpenAI's newer form; nothing is stored.")
+                .with(&UNRESUMED)
+                .reads("ResponseRequest", |fields, app| {
+                    drop(responses::drafts(fields, &HeaderMap::new(), "", app));
+                })
+                .gives("Response")
+                .streams(EVENTS, "ResponsesEvent")
+                .refuses(&REFUSALS)],
+        )
+        .merge(files())
+        .merge(jobs())
+}
+
+fn files() -> Room {
+    Room::new(&PART)
+        .route(
+            "/v1/files",
+            get(files::list).post(files::upload),
+            [
+                describe::get("listFiles", "The caller's files.")
+                    .with(&["Limit", "After", "Order", "Purpose"])
+                    .gives("FileList")
+                    .refuses(&OF_FILES),
+                describe::post("uploadFile", "Uploads a file of requests.")
+                    .takes("multipart/form-data", "FileForm")
+                    .gives("File")
+                    .refuses(&OF_STORING),
+            ],
+        )
+        .route(
+            "/v1/files/{id}",
+            get(files::retrieve).delete(files::delete),
+            [
+                describe::get("getFile", "What is known of a file.").gives("File").refuses(&OF_FILES),
+                describe::delete("deleteFile", "Deletes a file.").gives("DeletedFile").refuses(&OF_FILES),
+            ],
+        )
+        .route(
+            "/v1/files/{id}/content",
+            get(files::content),
+            [describe::get("getFileContent", "A file's lines.")
+                .answers(200, "application/jsonl", None)
+                .refuses(&OF_FILES)],
+        )
+}
+
+fn jobs() -> Room {
+    Room::new(&PART)
+        .route(
+            "/v1/batches",
+            get(batches::list).post(batches::create),
+            [
+                describe::get("listBatches", "The caller's batches.")
+                    .with(&["Limit", "After", "Order"])
+                    .gives("BatchList")
+                    .refuses(&OF_FILES),
+                describe::post("createBatch", "Runs the requests of a file.")
+                    .reads("BatchRequest", |fields, app| drop(batches::new_job(fields, app)))
+                    .gives("Batch")
+                    .refuses(&OF_STORING),
+            ],
+        )
+        .route(
+            "/v1/batches/{id}",
+            get(batches::retrieve),
+            [describe::get("getBatch", "A batch.").gives("Batch").refuses(&OF_FILES)],
+        )
+        .route(
+            "/v1/batches/{id}/cancel",
+            post(batches::cancel),
+            [describe::post("cancelBatch", "Ends a batch.").gives("Batch").refuses(&OF_FILES)],
+        )
 }
 
 /// Routes that a batch may call.
-pub fn generation() -> Router<App> {
-    Router::new()
-        .route("/v1/completions", post(completions::create))
-        .route("/v1/chat/completions", post(chat::create))
+pub fn generation() -> Room {
+    Room::new(&PART)
+        .route(
+            "/v1/completions",
+            post(completions::create),
+            [describe::post("createCompletion", "Continues one prompt or several.")
+                .with(&GENERATION)
+                .reads("CompletionRequest", |fields, app| {
+                    drop(completions::drafts(fields, &HeaderMap::new(), "", app));
+                })
+                .gives("Completion")
+                .streams(EVENTS, "CompletionEvent")
+                .refuses(&REFUSALS)],
+        )
+        .route(
+            "/v1/chat/completions",
+            post(chat::create),
+            [describe::post("createChatCompletion", "Answers a conversation.")
+                .with(&GENERATION)
+                .reads("ChatRequest", |fields, app| drop(chat::drafts(fields, &HeaderMap::new(), "", app)))
+                .gives("ChatCompletion")
+                .streams(EVENTS, "ChatEvent")
+                .refuses(&REFUSALS)],
+        )
 }

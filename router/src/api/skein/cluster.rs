@@ -94,11 +94,16 @@ pub async fn drain(
         let message = "content-type must be application/json.";
         return Err(Refusal::invalid("content-type", message).into());
     }
-    let mut fields = Fields::read(request, &app).await?;
-    let on = fields.optional_bool("on").unwrap_or(true);
-    fields.finish(app.config.refuse_unknown_fields)?;
+    let on = on(Fields::read(request, &app).await?, &app)?;
     app.fleet.drain(&worker, on).await?;
     Ok(Json(json!({ "worker": worker, "draining": on })))
+}
+
+/// Reads whether to begin or end a drain.
+pub fn on(mut fields: Fields, app: &App) -> Result<bool, Refusal> {
+    let on = fields.optional_bool("on").unwrap_or(true);
+    fields.finish(app.config.refuse_unknown_fields)?;
+    Ok(on)
 }
 
 /// What `viewer` may see of the cluster.

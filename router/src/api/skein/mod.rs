@@ -13,7 +13,6 @@ pub mod tests;
 mod tokenize;
 mod welcome;
 
-use axum::Router;
 use axum::middleware::map_request_with_state;
 use axum::routing::{get, post};
 
@@ -21,52 +20,113 @@ use crate::api::http::error::Refuse;
 use crate::api::http::keys::require_admin;
 use crate::api::http::metrics;
 use crate::api::openai::error::OpenAiError;
+use crate::api::openapi::operation::{self as describe, Access, EVENTS, Part, TEXT};
+use crate::api::openapi::room::Room;
 use crate::app::App;
 
+static PART: Part = Part {
+    name: "Skein",
+    about: "What no other API has, in the forms of vLLM and SGLang where these have it.",
+    errors: "OpenAiError",
+};
+
+static ABOUT: Part =
+    Part { name: "About", about: "What this server is, and whether it is well.", errors: "OpenAiError" };
+
+/// Refusals of a small body.
+const OF_BODY: [u16; 3] = [400, 413, 415];
+
 /// Routes that need a key.
-pub fn routes(app: &App) -> Router<App> {
-    Router::new()
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route("/version", get(health::version))
-        .route("/v1/cluster", get(cluster::now))
-        .route("/v1/cluster/events", get(cluster::events))
+pub fn routes(app: &App) -> Room {
+    let tokenize = describe::post("tokenize", "Token ids of a text or a conversation.")
+        .reads("TokenizeRequest", |fields, app| drop(tokenize::to_tokenize(fields, app)))
+        .gives("Tokens")
+        .refuses(&OF_BODY)
+        .refuses(&[404, 429, 500, 503]);
+    let detokenize = describe::post("detokenize", "The text of token ids.")
+        .reads("DetokenizeRequest", |fields, app| drop(tokenize::to_detokenize(fields, app)))
+        .gives("Detokenized")
+        .refuses(&OF_BODY)
+        .refuses(&[404, 429, 500]);
+    let version = describe::get("version", "The release.").gives("Version");
+    let now = describe::get("cluster", "The workers, the last moves and the last requests.").gives("Cluster");
+    let events = describe::get("clusterEvents", "The same each second, as events `snapshot`.");
+    let events = events.streams(EVENTS, "Cluster").refuses(&[429]);
+    Room::new(&PART)
+        .route("/tokenize", post(tokenize::tokenize), [tokenize])
+        .route("/detokenize", post(tokenize::detokenize), [detokenize])
+        .route("/version", get(health::version), [version])
+        .route("/v1/cluster", get(cluster::now), [now])
+        .route("/v1/cluster/events", get(cluster::events), [events])
         .merge(admin_routes(app))
 }
 
 /// Routes that change what is served, which exist only if the operator allows it and need the admin key.
-fn admin_routes(app: &App) -> Router<App> {
-    let mut routes = Router::new();
+fn admin_routes(app: &App) -> Room {
+    let mut routes = Room::new(&PART);
     if app.config.has_operator() {
-        routes = routes.route("/v1/cluster/workers/{worker}/drain", post(cluster::drain));
+        let drain = describe::post("drainWorker", "Has a worker take no new requests, or take them again.")
+            .reads("DrainRequest", |fields, app| drop(cluster::on(fields, app)))
+            .gives("Drained")
+            .refuses(&OF_BODY)
+            .refuses(&[404, 500, 503]);
+        routes = routes.route("/v1/cluster/workers/{worker}/drain", post(cluster::drain), [drain]);
     }
     if app.config.runtime_adapters {
-        routes = routes
-            .route("/v1/load_lora_adapter", post(adapters::load))
-            .route("/v1/unload_lora_adapter", post(adapters::unload));
+        let load = describe::post("loadAdapter", "Serves an adapter under a new name.")
+            .reads("LoadAdapterRequest", |fields, app| drop(adapters::loaded(fields, app)))
+            .answers(200, TEXT, None)
+            .refuses(&OF_BODY)
+            .refuses(&[404, 409, 429, 500, 503, 504]);
+        let unload = describe::post("unloadAdapter", "Ends an adapter; its streams go on.")
+            .reads("UnloadAdapterRequest", |fields, app| drop(adapters::unloaded(fields, app)))
+            .answers(200, TEXT, None)
+            .refuses(&OF_BODY)
+            .refuses(&[404, 409, 429, 500, 503, 504]);
+        routes = routes.route("/v1/load_lora_adapter", post(adapters::load), [load]).route(
+            "/v1/unload_lora_adapter",
+            post(adapters::unload),
+            [unload],
+        );
     }
     if app.config.runtime_swaps && app.swaps.is_some() {
-        routes = routes.route("/update_weights_from_disk", post(swaps::update));
+        let swap = describe::post(
+            "updateWeights",
+            "Replaces the model; answers when new requests go to the new version.",
+        )
+        .reads("SwapRequest", |fields, app| drop(swaps::path(fields, app)))
+        .gives("Swapped")
+        .refuses(&OF_BODY)
+        .refuses(&[409, 500, 503]);
+        routes = routes.route("/update_weights_from_disk", post(swaps::update), [swap]);
     }
     let refuse: Refuse = OpenAiError::refuse;
-    routes.layer(map_request_with_state(refuse, require_admin))
+    routes.access(Access::Admin).with(|routes| routes.layer(map_request_with_state(refuse, require_admin)))
 }
 
 /// Routes that answer without a key. Metrics are among them unless they have a port of their own.
-pub fn open_routes(app: &App) -> Router<App> {
-    let open = Router::new().route("/", get(welcome::page)).merge(health_routes());
-    if app.config.metrics.is_some() { open } else { open.merge(metrics_routes()) }
+pub fn open_routes(app: &App) -> Room {
+    let welcome = describe::get("welcome", "A page of links.").answers(200, "text/html", None);
+    let open = Room::new(&ABOUT).route("/", get(welcome::page), [welcome]).merge(health_routes());
+    let open = if app.config.metrics.is_some() { open } else { open.merge(metrics_routes()) };
+    open.access(Access::Open)
 }
 
 /// Health, for load balancers and probes.
-pub fn health_routes() -> Router<App> {
-    Router::new()
-        .route("/health", get(health::ready))
-        .route("/readyz", get(health::ready))
-        .route("/livez", get(health::live))
+pub fn health_routes() -> Room {
+    let ready =
+        |id| describe::get(id, "Whether a request would be accepted.").gives("Health").refuses(&[503]);
+    let live = describe::get("livez", "Whether the process responds.").gives("Health");
+    Room::new(&ABOUT)
+        .route("/health", get(health::ready), [ready("health")])
+        .route("/readyz", get(health::ready), [ready("readyz")])
+        .route("/livez", get(health::live), [live])
 }
 
 /// Metrics, for Prometheus.
-pub fn metrics_routes() -> Router<App> {
-    Router::new().route("/metrics", get(metrics::scrape))
+pub fn metrics_routes() -> Room {
+    let metrics = describe::get("metrics", "Metrics, in Prometheus' text format or OpenMetrics.")
+        .answers(200, TEXT, None)
+        .answers(200, "application/openmetrics-text", None);
+    Room::new(&ABOUT).route("/metrics", get(metrics::scrape), [metrics])
 }

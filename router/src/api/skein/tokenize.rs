@@ -5,6 +5,7 @@ use axum::extract::{Extension, Request, State};
 use serde_json::{Value, json};
 use skein_proto::TokenId;
 
+use crate::api::fields::listing::Kind;
 use crate::api::fields::object::{Fields, wrong};
 use crate::api::fields::unserved::take_unserved;
 use crate::api::openai::chat::chat_prompt;
@@ -15,24 +16,50 @@ use crate::request::Prompt;
 use crate::request::tenant::Tenant;
 use crate::validate::{most_to_tokenize, token_id};
 
+/// A text, or a conversation, to tokenize.
+pub struct ToTokenize {
+    model: Option<String>,
+    prompt: Prompt,
+    add_special_tokens: Option<bool>,
+    return_token_strs: bool,
+}
+
+/// Reads a body of `/tokenize`.
+pub fn to_tokenize(mut fields: Fields, app: &App) -> Result<ToTokenize, Refusal> {
+    let model = fields.string("model");
+    let return_token_strs = fields.bool("return_token_strs");
+    let prompt = match fields.take("prompt", Kind::Text) {
+        Some(Value::String(text)) => Prompt::Text(text),
+        Some(other) => return Err(wrong("prompt", "a string", &other)),
+        None => chat_prompt(&mut fields, &app.text).0,
+    };
+    let add_special_tokens = fields.optional_bool("add_special_tokens");
+    take_unserved(&mut fields);
+    fields.finish(app.config.refuse_unknown_fields)?;
+    Ok(ToTokenize { model, prompt, add_special_tokens, return_token_strs })
+}
+
+/// Reads a body of `/detokenize`: the model and the tokens.
+pub fn to_detokenize(mut fields: Fields, app: &App) -> Result<(Option<String>, Vec<i64>), Refusal> {
+    let model = fields.string("model");
+    let tokens = fields.integers("tokens");
+    if tokens.is_none() && !fields.has_fault("tokens") {
+        fields.note(Refusal::invalid("tokens", "tokens is required: a list of token ids."));
+    }
+    fields.finish(app.config.refuse_unknown_fields)?;
+    Ok((model, tokens.unwrap_or_default()))
+}
+
 /// `{prompt | messages, add_special_tokens, return_token_strs}` → `{tokens, count, max_model_len}`
 pub async fn tokenize(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Json<Value>, OpenAiError> {
-    let mut fields = Fields::read(request, &app).await?;
-    app.check_model(fields.string("model").as_deref(), &tenant)?;
+    let fields = Fields::read(request, &app).await?;
+    let ToTokenize { model, prompt, add_special_tokens, return_token_strs } = to_tokenize(fields, &app)?;
+    app.check_model(model.as_deref(), &tenant)?;
     let limits = app.fleet.model_limits()?;
-    let return_token_strs = fields.bool("return_token_strs");
-    let prompt = match fields.take("prompt") {
-        Some(Value::String(text)) => Prompt::Text(text),
-        Some(other) => return Err(wrong("prompt", "a string", &other).into()),
-        None => chat_prompt(&mut fields, &app.text).0,
-    };
-    let add_special_tokens = fields.optional_bool("add_special_tokens");
-    take_unserved(&mut fields);
-    fields.finish(app.config.refuse_unknown_fields)?;
     let (text, most) = (app.text.clone(), most_to_tokenize(&limits));
     let tokens = app
         .text_work(work_bytes(&prompt), move || match (&prompt, prompt.as_chat()) {
@@ -57,12 +84,8 @@ pub async fn detokenize(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Json<Value>, OpenAiError> {
-    let mut fields = Fields::read(request, &app).await?;
-    app.check_model(fields.string("model").as_deref(), &tenant)?;
-    let tokens = fields.integers("tokens");
-    fields.finish(app.config.refuse_unknown_fields)?;
-    let tokens =
-        tokens.ok_or_else(|| Refusal::invalid("tokens", "tokens is required: a list of token ids."))?;
+    let (model, tokens) = to_detokenize(Fields::read(request, &app).await?, &app)?;
+    app.check_model(model.as_deref(), &tenant)?;
     let vocab_size = app.text.tokenizer.bytes().vocab_size();
     let tokens: Result<Vec<TokenId>, Refusal> =
         tokens.into_iter().map(|token| token_id("tokens", token, vocab_size)).collect();

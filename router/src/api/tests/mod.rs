@@ -4,6 +4,7 @@
 mod answers;
 mod coding_clients;
 mod conversations;
+pub(super) mod description;
 mod errors;
 mod fuzz;
 mod known_fields;
@@ -82,15 +83,29 @@ fn timeless(text: &str) -> String {
     format!("{before}\"created\":0{}", after.trim_start_matches(|c: char| c.is_ascii_digit()))
 }
 
+/// Sends a request. Answers, and requests that are answered, are what the API's description says.
 async fn send(app: &App, request: Request<Body>) -> Answer {
+    let (request, asked) = description::Asked::of(request).await;
+    answered(app, request, asked).await
+}
+
+/// Sends a request that no client would send. Only its answer is what the API's description says.
+async fn send_odd(app: &App, request: Request<Body>) -> Answer {
+    let (request, asked) = description::Asked::of(request).await;
+    answered(app, request, asked.odd()).await
+}
+
+async fn answered(app: &App, request: Request<Body>, asked: description::Asked) -> Answer {
     let response = routes(app.clone()).oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
-    Answer {
+    let answer = Answer {
         status: parts.status.as_u16(),
         headers: parts.headers,
         body: String::from_utf8(body.to_vec()).unwrap(),
-    }
+    };
+    asked.check(app, answer.status, &answer.headers, &answer.body);
+    answer
 }
 
 fn post_bytes(path: &str, body: impl Into<Body>) -> Request<Body> {

@@ -13,6 +13,7 @@ use super::parameters::{add, wrong};
 use super::values::of_parameter;
 use crate::api::answer::call_stream::FIRST_OUTPUT_WAIT;
 use crate::api::fields::field::Field;
+use crate::api::fields::listing::Kind;
 use crate::api::fields::object::Fields;
 use crate::refusal::Refusal;
 
@@ -30,7 +31,7 @@ pub fn parse(parts: Parts) -> Result<ModelInferRequest, Refusal> {
     }
     let mut fields = Fields::parse(&parts.json)?;
     let mut request = ModelInferRequest { id: fields.string("id").unwrap_or_default(), ..Default::default() };
-    let nested = match fields.take(PARAMETERS) {
+    let nested = match fields.take(PARAMETERS, Kind::Object) {
         None => Map::new(),
         Some(Value::Object(nested)) => nested,
         Some(_) => return Err(wrong(PARAMETERS, "must be an object")),

@@ -3,6 +3,7 @@
 //! answer is written from the message that it returns, so that one place knows the tensors.
 
 mod body;
+mod described;
 pub mod error;
 mod generate;
 mod infer;
@@ -30,28 +31,46 @@ use super::answer::Answer;
 use super::call::{Call, Form};
 use super::{Service, model};
 use crate::api::answer::shapes;
+use crate::api::fields::object::Fields;
 use crate::api::http::face;
 use crate::api::http::metrics::Route;
 use crate::api::http::request_id::RequestId;
 use crate::api::http::sse;
+use crate::api::openapi::operation::{self as describe, Access, Part};
+use crate::api::openapi::room::Room;
 use crate::app::App;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 
+static PART: Part =
+    Part { name: "KServe", about: "KServe v2 over HTTP, with Triton's extensions.", errors: "MessageError" };
+
 /// Routes that need a key.
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/v2", get(server))
-        .route("/v2/models", get(models))
-        .route("/v2/models/{*rest}", any(of_model))
-        .route("/v2/repository/index", post(index))
+pub fn routes() -> Room {
+    let server =
+        describe::get("kserveServer", "The server and its extensions of the protocol.").gives("KserveServer");
+    let models = describe::get("kserveModels", "The models' names.").gives("KserveModels");
+    let index = describe::post("kserveIndex", "The models and their states.")
+        .reads("KserveIndexRequest", |fields, _| drop(only_ready(fields)))
+        .or_nothing()
+        .gives("KserveIndex")
+        .refuses(&[400, 413, 415]);
+    Room::new(&PART)
+        .route("/v2", get(self::server), [server])
+        .route("/v2/models", get(self::models), [models])
+        .route("/v2/models/{*rest}", any(of_model), described::operations())
+        .route("/v2/repository/index", post(self::index), [index])
 }
 
 /// Health routes, which answer without a key.
-pub fn open_routes() -> Router<App> {
-    Router::new()
-        .route("/v2/health/live", get(async || Json(json!({"live": true}))))
-        .route("/v2/health/ready", get(ready))
+pub fn open_routes() -> Room {
+    let live = describe::get("kserveLive", "Whether the process responds.").gives("KserveLive");
+    let ready = describe::get("kserveReady", "Whether a request would be accepted.");
+    let ready = ready.gives("KserveReady").refuses(&[503]);
+    Room::new(&PART)
+        .route("/v2/health/live", get(async || Json(json!({"live": true}))), [live])
+        .route("/v2/health/ready", get(self::ready), [ready])
+        .access(Access::Open)
 }
 
 /// The other paths below `/v2`.
@@ -82,16 +101,11 @@ async fn index(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Json<Value>, KserveError> {
-    let only_ready = |parts: body::Parts| match parts.json.trim_ascii() {
+    let read = |parts: body::Parts| match parts.json.trim_ascii() {
         b"" => Ok(false),
-        json => {
-            let mut fields = crate::api::fields::object::Fields::parse(json)?;
-            let ready = fields.bool("ready");
-            fields.finish(false)?;
-            Ok(ready)
-        }
+        json => only_ready(Fields::parse(json)?),
     };
-    let only_ready = body::read(request, &app, only_ready).await?;
+    let only_ready = body::read(request, &app, read).await?;
     let model = |model: skein_proto::inference::repository_index_response::ModelIndex| {
         let mut object = json!({"name": model.name, "version": model.version, "state": model.state});
         if !model.reason.is_empty() {
@@ -100,6 +114,13 @@ async fn index(
         object
     };
     Ok(Json(Service { app: &app, tenant }.index(only_ready).into_iter().map(model).collect()))
+}
+
+/// Reads whether only models that are ready are asked for.
+fn only_ready(mut fields: Fields) -> Result<bool, Refusal> {
+    let ready = fields.bool("ready");
+    fields.finish(false)?;
+    Ok(ready)
 }
 
 /// Answers a request below `/v2/models/`, and names its route for the metrics.
@@ -117,14 +138,14 @@ async fn of_model(
     let answered = match target.check(request.method()) {
         Err(refusal) => Err(refusal),
         Ok(()) if target.verb.generates() => generated(&app, target, tenant, &id, request).await,
-        Ok(()) => described(&app, &target, tenant).map(|object| Json(object).into_response()),
+        Ok(()) => told(&app, &target, tenant).map(|object| Json(object).into_response()),
     };
     let mut response = answered.map_err(KserveError::from).into_response();
     response.extensions_mut().insert(route);
     response
 }
 
-fn described(app: &App, target: &Target, tenant: Tenant) -> Result<Value, Refusal> {
+fn told(app: &App, target: &Target, tenant: Tenant) -> Result<Value, Refusal> {
     let name = Service { app, tenant }.model(&target.model, &target.version)?;
     if target.verb == Verb::Ready {
         app.ready()?;

@@ -75,6 +75,10 @@ impl Verb {
         }
     }
 
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Metadata, Self::Ready, Self::Config, Self::Infer, Self::Generate, Self::GenerateStream];
+
     /// The path without names, for metrics and traces.
     pub fn route(self) -> &'static str {
         match self {

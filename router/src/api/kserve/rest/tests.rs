@@ -9,6 +9,7 @@ use skein_proto::finish::FinishReason;
 use tower::ServiceExt;
 
 use crate::api;
+use crate::api::tests::description::Asked;
 use crate::app::App;
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
@@ -41,10 +42,12 @@ impl Answer {
 }
 
 async fn send(app: &App, request: Request<Body>) -> Answer {
+    let (request, asked) = Asked::of(request).await;
     let (guarded, open) = (api::grpc::guarded(app).unwrap(), api::grpc::open(app));
     let response = api::router(app.clone(), guarded, open).oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
+    asked.check(app, parts.status.as_u16(), &parts.headers, &String::from_utf8_lossy(&body));
     Answer { status: parts.status.as_u16(), headers: parts.headers, body }
 }
 

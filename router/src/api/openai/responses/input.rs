@@ -7,6 +7,7 @@ use super::tools::{Faces, arguments_of, qualified, tools};
 use crate::api::answer::single::request::{self, SingleRequest};
 use crate::api::fields::conversation::Conversation;
 use crate::api::fields::effort;
+use crate::api::fields::listing::Kind;
 use crate::api::fields::object::{Fields, wrong};
 use crate::app::App;
 use crate::config::RequestLimits;
@@ -38,7 +39,7 @@ impl Parsed {
         let mut echo = Map::new();
         let instructions = fields.string("instructions");
         echo.insert("instructions".to_owned(), instructions.clone().into());
-        echo.insert("metadata".to_owned(), fields.take("metadata").unwrap_or_else(|| json!({})));
+        echo.insert("metadata".to_owned(), fields.take("metadata", Kind::Any).unwrap_or_else(|| json!({})));
         text_format(&mut fields, &mut echo);
         let mut draft = request::draft(&mut fields, headers, id, config, "max_output_tokens")?;
         for (name, value) in [
@@ -56,9 +57,9 @@ impl Parsed {
         let (offered, faces) = tools(&mut fields, &mut echo);
         let variables = fields.object("chat_template_kwargs").unwrap_or_default();
         let conversation = conversation(&mut fields, instructions);
-        fields.take("stream_options");
+        fields.take("stream_options", Kind::WithoutEffect);
         // Codex's description of itself.
-        fields.take("client_metadata");
+        fields.take("client_metadata", Kind::WithoutEffect);
         truncation(&mut fields);
         let request = SingleRequest::new(draft, fields, conversation, offered, variables, config)?;
         Ok(Self { request, echo, faces })
@@ -73,7 +74,7 @@ fn refuse_state(fields: &mut Fields) {
         ("prompt", "no prompts are stored; send instructions and input"),
         ("max_tool_calls", "the server runs no tools itself; leave it out"),
     ] {
-        if fields.take(name).is_some() {
+        if fields.take_strange(name).is_some() {
             fields.note(Refusal::invalid(name, format!("{name} is not supported: {why}.")));
         }
     }
@@ -82,7 +83,7 @@ fn refuse_state(fields: &mut Fields) {
         fields.note(Refusal::invalid("background", message));
     }
     // `store` is accepted but ignored; the answer reports `store: false`.
-    fields.take("store");
+    fields.take("store", Kind::WithoutEffect);
 }
 
 /// Most likely tokens to show beside each token of the text; `None` = no log-probabilities. The client asks
@@ -105,7 +106,7 @@ fn logprobs(fields: &mut Fields, limits: &RequestLimits) -> Option<i64> {
 
 /// Reads `text.format`, which is chat's `response_format` with one nesting level less.
 fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
-    let mut text = fields.object("text").unwrap_or_default();
+    let mut text = fields.object_as("text", Kind::Shaped("ResponsesText")).unwrap_or_default();
     // A hint for OpenAI's own models; Codex sends it to every server.
     if let Some(verbosity) = text.shift_remove("verbosity").filter(|value| value.is_string()) {
         fields.leave(format!("text.verbosity={}", verbosity.as_str().unwrap_or_default()));
@@ -123,7 +124,7 @@ fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
 }
 
 fn asked_effort(fields: &mut Fields) -> Option<String> {
-    let mut reasoning = fields.object("reasoning")?;
+    let mut reasoning = fields.object_as("reasoning", Kind::Shaped("Reasoning"))?;
     // No model summarises here; the answer contains the full reasoning.
     reasoning.shift_remove("summary");
     reasoning.shift_remove("generate_summary");
@@ -138,7 +139,7 @@ fn conversation(fields: &mut Fields, instructions: Option<String>) -> Conversati
     if let Some(instructions) = instructions {
         conversation.system(&instructions);
     }
-    let items = match fields.take("input") {
+    let items = match fields.take("input", Kind::Shaped("ResponsesInput")) {
         Some(Value::String(text)) => vec![json!({"role": "user", "content": text})],
         Some(Value::Array(items)) => items,
         Some(other) => {

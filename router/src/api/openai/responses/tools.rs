@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 use skein_text::formats::tools::Function;
 
+use crate::api::fields::listing::Kind;
 use crate::api::fields::object::Fields;
 use crate::api::fields::tools::{self, Offered, chosen, function_of, not_a_function, offered};
 use crate::refusal::Refusal;
@@ -36,8 +37,8 @@ pub type Faces = HashMap<String, Face>;
 
 /// Takes the tools and the tool choice; copies them to `echo` unchanged.
 pub fn tools(fields: &mut Fields, echo: &mut Map<String, Value>) -> (Offered, Faces) {
-    let list = tools::list(fields);
-    let choice = fields.take("tool_choice");
+    let list = tools::list(fields, "ResponsesTool");
+    let choice = fields.take("tool_choice", Kind::Shaped("ResponsesToolChoice"));
     let parallel = fields.optional_bool("parallel_tool_calls").unwrap_or(true);
     echo.insert("tools".to_owned(), list.clone().into());
     echo.insert("tool_choice".to_owned(), choice.clone().unwrap_or_else(|| "auto".into()));

@@ -1,0 +1,53 @@
+//! The components written by hand, with the limits that they have from the code.
+
+use serde_json::{Map, Value};
+use skein_text::formats::MAX_NAME_BYTES;
+
+use crate::config::RouterConfig;
+
+/// Shapes within fields and of answers, a file for each API.
+const FILES: [&str; 9] = [
+    include_str!("components/constraints.json"),
+    include_str!("components/chat.json"),
+    include_str!("components/completions.json"),
+    include_str!("components/responses.json"),
+    include_str!("components/messages.json"),
+    include_str!("components/ollama.json"),
+    include_str!("components/kserve.json"),
+    include_str!("components/skein.json"),
+    include_str!("components/errors.json"),
+];
+
+/// All of them, by name.
+pub fn all(config: &RouterConfig) -> Map<String, Value> {
+    let mut all = Map::new();
+    for file in FILES {
+        all.extend(serde_json::from_str::<Map<String, Value>>(file).unwrap_or_default());
+    }
+    let prompts = config.limits.prompts;
+    limit(&mut all, "Prompt", "/anyOf/1/maxItems", prompts);
+    limit(&mut all, "Function", "/properties/name/maxLength", MAX_NAME_BYTES);
+    all
+}
+
+/// Adds a limit to the object that the path within a component ends in.
+fn limit(all: &mut Map<String, Value>, name: &str, path: &str, limit: usize) {
+    let Some((object, member)) = path.rsplit_once('/') else { return };
+    if let Some(object) = all.get_mut(name).and_then(|component| component.pointer_mut(object)) {
+        object[member] = limit.into();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_are_whole_and_no_name_is_used_twice() {
+        let files = FILES.map(|file| serde_json::from_str::<Map<String, Value>>(file).expect("JSON"));
+        let all = all(&crate::testing::config());
+        assert_eq!(files.iter().map(Map::len).sum::<usize>(), all.len());
+        assert_eq!(all["Prompt"]["anyOf"][1]["maxItems"], 128);
+        assert_eq!(all["Function"]["properties"]["name"]["maxLength"], MAX_NAME_BYTES);
+    }
+}

@@ -1,0 +1,114 @@
+//! `GET /openapi.json`. It names the models that the caller may use and the limits of the server, so it needs
+//! a key where the API does.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http::header::{
+    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, ETAG, IF_NONE_MATCH, VARY,
+};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use skein_choice::limits::ModelLimits;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::document::document;
+use super::operation::{self, JSON, Operation, Part};
+use super::room::Room;
+use super::schema::Now;
+use crate::app::App;
+use crate::request::tenant::Tenant;
+
+/// Documents that are kept: those of so many sets of names that callers may use.
+const KEPT: usize = 8;
+
+static PART: Part =
+    Part { name: "About", about: "What this server is, and whether it is well.", errors: "OpenAiError" };
+
+/// Its route.
+pub fn room() -> Room {
+    let about = operation::get("openapi", "This document, in OpenAPI 3.1.");
+    let about = about.gives("OpenApi").answers(304, "", None);
+    Room::new(&PART).route("/openapi.json", get(answer), [about])
+}
+
+/// What a document depends on.
+#[derive(Clone, PartialEq)]
+struct Basis {
+    model: Option<ModelLimits>,
+    names: Vec<String>,
+}
+
+/// A document as it is sent.
+#[derive(Clone)]
+struct Written {
+    basis: Basis,
+    tag: HeaderValue,
+    plain: Bytes,
+    gzip: Bytes,
+}
+
+/// Describes `operations`, once for each state of the model that callers may see.
+#[derive(Clone)]
+pub struct Describer {
+    operations: Arc<[Operation]>,
+    kept: Arc<Mutex<Vec<Written>>>,
+}
+
+/// Serves the description of `operations` to the route of [`room`].
+pub fn serve(operations: Vec<Operation>) -> Extension<Describer> {
+    Extension(Describer { operations: operations.into(), kept: Arc::default() })
+}
+
+impl Describer {
+    fn written(&self, app: &App, tenant: &Tenant) -> Written {
+        let names = app.names(tenant).into_iter().map(|(name, _)| name.to_string()).collect();
+        let basis = Basis { model: app.fleet.model_limits().ok(), names };
+        let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = kept().iter().find(|written| written.basis == basis).cloned();
+        known.unwrap_or_else(|| {
+            let written = write(app, &self.operations, basis);
+            let mut kept = kept();
+            kept.insert(0, written.clone());
+            kept.truncate(KEPT);
+            written
+        })
+    }
+}
+
+fn write(app: &App, operations: &[Operation], basis: Basis) -> Written {
+    let now = Now { app, model: basis.model, names: basis.names.clone() };
+    let plain = Bytes::from(document(operations, &now).to_string());
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    // Memory takes everything.
+    let gzip = encoder.write_all(&plain).and_then(|()| encoder.finish()).unwrap_or_default();
+    let tag = HeaderValue::from_str(&format!("\"{:016x}\"", xxh3_64(&plain)));
+    Written { basis, tag: tag.unwrap_or_else(|_| HeaderValue::from_static("\"\"")), plain, gzip: gzip.into() }
+}
+
+async fn answer(
+    State(app): State<App>,
+    Extension(tenant): Extension<Tenant>,
+    Extension(describer): Extension<Describer>,
+    headers: HeaderMap,
+) -> Response {
+    let Written { tag, plain, gzip, .. } = describer.written(&app, &tenant);
+    let vary = "accept-encoding, authorization, x-api-key";
+    let fixed = [(CONTENT_TYPE, JSON), (CACHE_CONTROL, "private, no-cache"), (VARY, vary)];
+    let is_known = headers.get(IF_NONE_MATCH).is_some_and(|known| *known == tag);
+    let tagged = [(ETAG, tag)];
+    if is_known {
+        return (StatusCode::NOT_MODIFIED, tagged, fixed).into_response();
+    }
+    let accepted = headers.get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if accepted.contains("gzip") {
+        return (tagged, fixed, [(CONTENT_ENCODING, "gzip")], Body::from(gzip)).into_response();
+    }
+    (tagged, fixed, Body::from(plain)).into_response()
+}
