@@ -235,6 +235,10 @@ impl FleetView for Script {
     }
 
     fn drain<'a>(&'a self, worker: &'a str, _: bool) -> BoxFuture<'a, Result<(), Refusal>> {
+        if worker == "only" {
+            let refusal = Refusal::Conflict("no other worker is ready to take its requests.".to_owned());
+            return async { Err(refusal) }.boxed();
+        }
         async move { Err(Refusal::NotFound(format!("There is no worker `{worker}`."))) }.boxed()
     }
 }

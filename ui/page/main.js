@@ -3,6 +3,7 @@ import { Chat } from './chat.js';
 import { Cluster } from './cluster.js';
 import { Completion } from './completion.js';
 import { html, render, useEffect, useState } from './html.js';
+import { Key } from './key-form.js';
 import { get, key } from './server.js';
 import * as kept from './kept.js';
 
@@ -53,21 +54,6 @@ function Page() {
         : html`${problem && html`<p class="problem" role="alert">${problem.message} <button type="button" class="quiet" onClick=${load}>Try again</button></p>`}
             <${Part} model=${model} forget=${() => (key.write(''), load())} />`}
     </main>`;
-}
-
-function Key({ sentence, done }) {
-  const submit = (event) => {
-    event.preventDefault();
-    const form = new FormData(event.currentTarget);
-    key.write(form.get('key').trim(), form.get('keep') === 'on');
-    done();
-  };
-  return html`<form class="key" onSubmit=${submit}>
-    <p role="alert">${sentence}</p>
-    <label>API key<input name="key" type="password" autocomplete="off" required /></label>
-    <label class="check"><input name="keep" type="checkbox" /> Keep it on this computer (otherwise until the tab is closed)</label>
-    <button>Use it</button>
-  </form>`;
 }
 
 render(html`<${Page} />`, document.getElementById('app'));

@@ -1,5 +1,5 @@
-//! The page at `/ui`: files of the binary that talk to this server's own APIs. They need no key, because they
-//! hold nothing of the server's; what they call does.
+//! The pages at `/ui` and `/docs`: files of the binary that talk to this server's own APIs. They need no
+//! key, because they hold nothing of the server's; what they call does.
 
 use axum::body::Body;
 use axum::extract::Path;
@@ -26,6 +26,8 @@ static PART: Part =
 pub fn routes() -> Room {
     let page = describe::get("page", "The page: chat, completion, cluster.");
     let page = page.answers(200, "text/html", None).answers(304, "", None);
+    let docs = describe::get("docs", "This document as a page, which can send requests.");
+    let docs = docs.answers(200, "text/html", None).answers(304, "", None);
     let of_page = describe::get("pageFile", "A file of the page.");
     let of_page = ["text/html", "text/javascript", "text/css", "image/svg+xml", TEXT]
         .into_iter()
@@ -42,7 +44,18 @@ pub fn routes() -> Room {
         .route(
             "/ui/{*path}",
             get(async |Path(path): Path<String>, headers: HeaderMap| file(&path, &headers)),
-            [of_page],
+            [of_page.clone()],
+        )
+        .route(
+            "/docs",
+            get(async || Redirect::permanent("docs/")),
+            [describe::get("toDocs", "Leads to this document as a page.").answers(308, "", None)],
+        )
+        .route("/docs/", get(async |headers: HeaderMap| file("docs.html", &headers)), [docs])
+        .route(
+            "/docs/{*path}",
+            get(async |Path(path): Path<String>, headers: HeaderMap| file(&path, &headers)),
+            [describe::Operation { id: "docsFile".to_owned(), about: "A file of that page.", ..of_page }],
         )
         .access(Access::Open)
 }

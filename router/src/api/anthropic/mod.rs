@@ -35,6 +35,7 @@ pub fn routes() -> Room {
     let answer = describe::post("createMessage", "Answers a conversation.")
         .with(&UNRESUMED)
         .reads("MessagesRequest", |fields, app| drop(drafts(fields, &HeaderMap::new(), "", app)))
+        .like(r#"{"max_tokens": 32, "messages": [{"role": "user", "content": "Say hello."}]}"#)
         .gives("Message")
         .streams(EVENTS, "MessagesEvent")
         .refuses(&REFUSALS);
@@ -42,6 +43,7 @@ pub fn routes() -> Room {
         .reads("CountTokensRequest", |fields, app| {
             drop(input::parse(fields, &HeaderMap::new(), "", app, true));
         })
+        .like(r#"{"messages": [{"role": "user", "content": "Say hello."}]}"#)
         .gives("TokenCount")
         .refuses(&[400, 404, 413, 415, 429, 500, 503]);
     Room::new(&PART).route("/v1/messages", post(create), [answer]).route(

@@ -30,17 +30,20 @@ pub fn routes() -> Room {
     let chat = describe::post("ollamaChat", "Answers a conversation, by default as lines of JSON.")
         .with(&UNRESUMED)
         .reads("OllamaChatRequest", |fields, app| drop(input::parse(fields, Kind::Chat, app, "")))
+        .like(r#"{"messages": [{"role": "user", "content": "Say hello."}], "options": {"num_predict": 32}}"#)
         .gives("OllamaChat")
         .streams(LINES, "OllamaLine")
         .refuses(&REFUSALS);
     let generate = describe::post("ollamaGenerate", "Answers a prompt, by default as lines of JSON.")
         .with(&UNRESUMED)
         .reads("OllamaGenerateRequest", |fields, app| drop(input::parse(fields, Kind::Generate, app, "")))
+        .like(r#"{"prompt": "Once upon a time", "options": {"num_predict": 32}}"#)
         .gives("OllamaGenerated")
         .streams(LINES, "OllamaLine")
         .refuses(&REFUSALS);
     let show = describe::post("ollamaShow", "What is known of a model.")
         .reads("OllamaShowRequest", |mut fields, _| drop(models::asked(&mut fields)))
+        .like(r#"{}"#)
         .gives("OllamaModel")
         .refuses(&[400, 404, 413, 415]);
     let version = describe::get("ollamaVersion", "The version of Ollama's API.").gives("Version");

@@ -34,6 +34,7 @@ pub fn routes() -> Room {
                 .reads("ResponseRequest", |fields, app| {
                     drop(responses::drafts(fields, &HeaderMap::new(), "", app));
                 })
+                .like(r#"{"input": "Say hello.", "max_output_tokens": 32}"#)
                 .gives("Response")
                 .streams(EVENTS, "ResponsesEvent")
                 .refuses(&REFUSALS)],
@@ -86,7 +87,7 @@ fn jobs() -> Room {
                     .gives("BatchList")
                     .refuses(&OF_FILES),
                 describe::post("createBatch", "Runs the requests of a file.")
-                    .reads("BatchRequest", |fields, app| drop(batches::new_job(fields, app)))
+                    .reads("BatchRequest", |fields, app| drop(batches::new_job(fields, app))).like(r#"{"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}"#)
                     .gives("Batch")
                     .refuses(&OF_STORING),
             ],
@@ -113,7 +114,7 @@ pub fn generation() -> Room {
                 .with(&GENERATION)
                 .reads("CompletionRequest", |fields, app| {
                     drop(completions::drafts(fields, &HeaderMap::new(), "", app));
-                })
+                }).like(r#"{"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0.7}"#)
                 .gives("Completion")
                 .streams(EVENTS, "CompletionEvent")
                 .refuses(&REFUSALS)],
@@ -123,7 +124,7 @@ pub fn generation() -> Room {
             post(chat::create),
             [describe::post("createChatCompletion", "Answers a conversation.")
                 .with(&GENERATION)
-                .reads("ChatRequest", |fields, app| drop(chat::drafts(fields, &HeaderMap::new(), "", app)))
+                .reads("ChatRequest", |fields, app| drop(chat::drafts(fields, &HeaderMap::new(), "", app))).like(r#"{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32, "stream": false}"#)
                 .gives("ChatCompletion")
                 .streams(EVENTS, "ChatEvent")
                 .refuses(&REFUSALS)],

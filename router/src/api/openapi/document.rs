@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use super::components;
-use super::operation::{Access, Answer, Body, EVENTS, JSON, LINES, Operation};
+use super::operation::{Access, Answer, Body, EVENTS, JSON, Operation};
 use super::schema::{self, Now, reference};
+use super::shared::share;
 
 /// Version of the form of the document.
 const OPENAPI: &str = "3.1.0";
@@ -18,11 +19,13 @@ pub fn document(operations: &[Operation], now: &Now<'_>) -> Value {
     let config = &now.app.config;
     let mut schemas = components::all(config);
     let mut paths = Map::new();
+    let mut bodies = Vec::new();
     let mut refusals = BTreeSet::new();
     for operation in operations {
         match operation.body {
             Some(Body::Fields(name, reader)) => {
                 schemas.entry(name).or_insert_with(|| schema::of(name, reader, now));
+                bodies.push(name);
             }
             Some(Body::Made(name, make)) => {
                 schemas.entry(name).or_insert_with(make);
@@ -32,6 +35,7 @@ pub fn document(operations: &[Operation], now: &Now<'_>) -> Value {
         let path = paths.entry(operation.path.clone()).or_insert_with(|| json!({}));
         path[operation.method] = described(operation, has_locks(now), &mut refusals);
     }
+    share(&mut schemas, &bodies);
     let mut parts: Vec<Value> = Vec::new();
     for part in operations.iter().filter_map(|operation| operation.part) {
         if !parts.iter().any(|known| known["name"] == part.name) {
@@ -93,7 +97,10 @@ fn described(operation: &Operation, has_locks: bool, refusals: &mut BTreeSet<Ref
             Body::Fields(name, _) | Body::Made(name, _) => (JSON, name),
             Body::Shape(media, name) => (media, name),
         };
-        let content = json!({media: {"schema": reference(name)}});
+        let mut content = json!({media: {"schema": reference(name)}});
+        if let Some(example) = operation.example.and_then(|text| serde_json::from_str::<Value>(text).ok()) {
+            content[media]["example"] = example;
+        }
         object["requestBody"] = json!({"required": !operation.body_is_optional, "content": content});
     }
     object["responses"] = responses(operation, has_locks, refusals);
@@ -114,15 +121,8 @@ fn responses(operation: &Operation, has_locks: bool, refusals: &mut BTreeSet<Ref
             *answer = json!({"description": meaning(*status), "headers": header_names(operation)});
         }
         if !media.is_empty() {
-            let mut schema = shape.map_or_else(|| json!({"type": "string"}), reference);
-            match *media {
-                EVENTS => {
-                    schema["description"] =
-                        "The data of each event. Streams of chunks end with `[DONE]`.".into()
-                }
-                LINES => schema["description"] = "Each line.".into(),
-                _ => {}
-            }
+            let schema = shape.map_or_else(|| json!({"type": "string"}), reference);
+            let schema = if *media == EVENTS { event(&schema) } else { schema };
             answer["content"][*media] = json!({"schema": schema});
         }
     }
@@ -137,6 +137,20 @@ fn responses(operation: &Operation, has_locks: bool, refusals: &mut BTreeSet<Ref
         responses[status.to_string()] = json!({"$ref": format!("#/components/responses/{form}{status}")});
     }
     responses
+}
+
+/// An event of a stream, in the form of OpenAPI 3.2.
+fn event(data: &Value) -> Value {
+    json!({
+        "description": "Each event. A stream of chunks ends with the data `[DONE]`.",
+        "type": "object",
+        "required": ["data"],
+        "properties": {
+            "event": {"type": "string"},
+            "id": {"type": "string"},
+            "data": {"type": "string", "contentMediaType": JSON, "contentSchema": data},
+        },
+    })
 }
 
 fn refused((status, form): Refusal) -> (String, Value) {

@@ -11,6 +11,7 @@ pub mod operation;
 pub mod room;
 pub mod schema;
 mod served;
+mod shared;
 mod words;
 
 pub use served::{room, serve};

@@ -87,6 +87,8 @@ pub struct Operation {
     pub body: Option<Body>,
     /// Whether the body may be left out.
     pub body_is_optional: bool,
+    /// A body that is answered, as JSON.
+    pub example: Option<&'static str>,
     /// What it answers.
     pub answers: Vec<Answer>,
     /// Statuses of its refusals.
@@ -119,6 +121,7 @@ fn of(method: &'static str, id: &'static str, about: &'static str) -> Operation 
         parameters: Vec::new(),
         body: None,
         body_is_optional: false,
+        example: None,
         answers: Vec::new(),
         refusals: Vec::new(),
     }
@@ -157,6 +160,12 @@ impl Operation {
     /// It takes a JSON object that `make` describes.
     pub fn takes_made(mut self, name: &'static str, make: fn() -> Value) -> Self {
         self.body = Some(Body::Made(name, make));
+        self
+    }
+
+    /// A body that is answered, as JSON.
+    pub fn like(mut self, example: &'static str) -> Self {
+        self.example = Some(example);
         self
     }
 

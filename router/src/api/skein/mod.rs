@@ -40,11 +40,13 @@ const OF_BODY: [u16; 3] = [400, 413, 415];
 pub fn routes(app: &App) -> Room {
     let tokenize = describe::post("tokenize", "Token ids of a text or a conversation.")
         .reads("TokenizeRequest", |fields, app| drop(tokenize::to_tokenize(fields, app)))
+        .like(r#"{"prompt": "Once upon a time"}"#)
         .gives("Tokens")
         .refuses(&OF_BODY)
         .refuses(&[404, 429, 500, 503]);
     let detokenize = describe::post("detokenize", "The text of token ids.")
         .reads("DetokenizeRequest", |fields, app| drop(tokenize::to_detokenize(fields, app)))
+        .like(r#"{"tokens": [5, 6]}"#)
         .gives("Detokenized")
         .refuses(&OF_BODY)
         .refuses(&[404, 429, 500]);
@@ -67,19 +69,22 @@ fn admin_routes(app: &App) -> Room {
     if app.config.has_operator() {
         let drain = describe::post("drainWorker", "Has a worker take no new requests, or take them again.")
             .reads("DrainRequest", |fields, app| drop(cluster::on(fields, app)))
+            .like(r#"{"on": true}"#)
             .gives("Drained")
             .refuses(&OF_BODY)
-            .refuses(&[404, 500, 503]);
+            .refuses(&[404, 409, 500, 503]);
         routes = routes.route("/v1/cluster/workers/{worker}/drain", post(cluster::drain), [drain]);
     }
     if app.config.runtime_adapters {
         let load = describe::post("loadAdapter", "Serves an adapter under a new name.")
             .reads("LoadAdapterRequest", |fields, app| drop(adapters::loaded(fields, app)))
+            .like(r#"{"lora_name": "mine", "lora_path": "/adapters/mine"}"#)
             .answers(200, TEXT, None)
             .refuses(&OF_BODY)
             .refuses(&[404, 409, 429, 500, 503, 504]);
         let unload = describe::post("unloadAdapter", "Ends an adapter; its streams go on.")
             .reads("UnloadAdapterRequest", |fields, app| drop(adapters::unloaded(fields, app)))
+            .like(r#"{"lora_name": "mine"}"#)
             .answers(200, TEXT, None)
             .refuses(&OF_BODY)
             .refuses(&[404, 409, 429, 500, 503, 504]);
@@ -95,6 +100,7 @@ fn admin_routes(app: &App) -> Room {
             "Replaces the model; answers when new requests go to the new version.",
         )
         .reads("SwapRequest", |fields, app| drop(swaps::path(fields, app)))
+        .like(r#"{}"#)
         .gives("Swapped")
         .refuses(&OF_BODY)
         .refuses(&[409, 500, 503]);

@@ -5,7 +5,13 @@ use axum::response::Html;
 
 /// The page. Its links are relative, so they also work below a proxy's path.
 pub async fn page() -> Html<String> {
-    let links = [("v1/models", "the models"), ("health", "readiness"), ("version", "the release")];
+    let links = [
+        ("ui/", "a page to chat and to see the cluster"),
+        ("docs/", "the API"),
+        ("v1/models", "the models"),
+        ("health", "readiness"),
+        ("version", "the release"),
+    ];
     let links: String = links
         .iter()
         .map(|(path, what)| format!("<li><a href=\"{path}\">/{path}</a>: {what}</li>\n"))

@@ -62,6 +62,12 @@ impl Described {
         assert!(faults.is_empty(), "{what}: {pointer}: {faults:#?}\n{value}");
     }
 
+    /// What a reference leads to, else the schema itself.
+    fn whole<'a>(&'a self, schema: &'a Value) -> &'a Value {
+        let target = schema["$ref"].as_str().and_then(|to| self.document.pointer(to.trim_start_matches('#')));
+        target.unwrap_or(schema)
+    }
+
     /// The described path that `path` is, the most literal first.
     fn path(&self, path: &str) -> Option<String> {
         let paths = self.document["paths"].as_object().unwrap().keys();
@@ -156,6 +162,12 @@ impl Described {
             "application/json" => check(body),
             "application/x-ndjson" => body.lines().for_each(check),
             "text/event-stream" => {
+                let schema = schema.clone() + "/properties/data/contentSchema";
+                let check = |text: &str| {
+                    let value =
+                        serde_json::from_str(text).unwrap_or_else(|error| panic!("{what}: {error}: {text}"));
+                    self.check(&schema, &value, what);
+                };
                 let data = body.lines().filter_map(|line| line.strip_prefix("data: "));
                 data.filter(|data| *data != "[DONE]").for_each(check);
             }
@@ -267,7 +279,9 @@ fn every_operation_has_a_name_of_its_own_and_every_field_a_sentence() {
             };
             let body = described.document.pointer(body.trim_start_matches('#')).unwrap();
             for (name, field) in body["properties"].as_object().into_iter().flatten() {
-                let is_told = field["description"].is_string() || path.starts_with("/v2/");
+                let is_told =
+                    [field, described.whole(field)].iter().any(|one| one["description"].is_string())
+                        || path.starts_with("/v2/");
                 assert!(is_told, "{path}: {name} has no sentence");
             }
         }
@@ -294,6 +308,71 @@ async fn every_described_method_is_served_and_no_other() {
     }
 }
 
+/// Examples are sent as they are. Those of a router that stores and loads nothing name what it does not have.
+#[tokio::test]
+async fn examples_are_answered() {
+    let app = full();
+    let document = Described::of(&app).document.clone();
+    let mut sent = 0;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        let Some(content) = methods["post"]["requestBody"]["content"]["application/json"].as_object() else {
+            continue;
+        };
+        let example = content.get("example").unwrap_or_else(|| panic!("{path} has no example"));
+        let concrete = path.replace("{model}", "test").replace("{version}", "1").replace("{worker}", "w");
+        let request = Request::post(&concrete).header("content-type", "application/json");
+        let answer = send(&app, request.body(example.to_string().into()).unwrap()).await;
+        let expected = match &**path {
+            // A script has no workers, adapters, swaps or files.
+            "/v1/batches" | "/v1/cluster/workers/{worker}/drain" => 404,
+            "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" | "/update_weights_from_disk" => 500,
+            _ => 200,
+        };
+        assert_eq!(answer.status, expected, "{path} {example}: {}", answer.body);
+        sent += 1;
+    }
+    assert!(sent >= 20, "{sent}");
+}
+
+/// Found by schemathesis.
+#[tokio::test]
+async fn a_method_that_a_path_does_not_take_is_told_which_it_takes() {
+    for (path, method, allowed) in [
+        ("/v2/models/test", "POST", "GET,HEAD"),
+        ("/v2/models/test/ready", "TRACE", "GET,HEAD"),
+        ("/v2/models/test/versions/1/generate", "GET", "POST"),
+        ("/v1/models", "POST", "GET,HEAD"),
+        (CHAT, "TRACE", "POST"),
+    ] {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let answer = send(&full(), request).await;
+        assert_eq!((answer.status, answer.header("allow")), (405, allowed), "{method} {path}");
+    }
+}
+
+/// Found by schemathesis: the refusal was not described.
+#[tokio::test]
+async fn the_only_worker_is_not_drained() {
+    let request = Request::post("/v1/cluster/workers/only/drain").header("content-type", "application/json");
+    let answer = send(&full(), request.body("{}".into()).unwrap()).await;
+    assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (409, Some("conflict")));
+}
+
+#[tokio::test]
+async fn the_page_of_the_description_is_open_and_sends_nothing_elsewhere() {
+    let mut config = testing::config();
+    config.api_keys = vec!["sesame".to_owned()];
+    let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), config);
+    for path in ["/docs/", "/docs/docs.js", "/docs/style.css"] {
+        let answer = send(&app, Request::get(path).body(Body::empty()).unwrap()).await;
+        assert_eq!(answer.status, 200, "{path}");
+        let policy = answer.header("content-security-policy");
+        assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    }
+    let moved = send(&app, Request::get("/docs").body(Body::empty()).unwrap()).await;
+    assert_eq!((moved.status, moved.header("location")), (308, "docs/"));
+}
+
 /// Sends each value at the edge of each bound of a body's numbers, and the next one beyond.
 #[tokio::test]
 async fn bounds_are_those_that_are_enforced() {
@@ -310,6 +389,7 @@ async fn bounds_are_those_that_are_enforced() {
         let schema =
             described.document.pointer(schema["$ref"].as_str().unwrap().trim_start_matches('#')).unwrap();
         for (name, field) in schema["properties"].as_object().unwrap() {
+            let field = described.whole(field);
             let is_whole = field["type"][0] == "integer";
             let step = if is_whole { json!(1) } else { json!(0.001) }.as_f64().unwrap();
             for (keyword, outward) in [("minimum", -1.0), ("maximum", 1.0), ("exclusiveMinimum", -1.0)] {

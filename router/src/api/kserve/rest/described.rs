@@ -36,15 +36,15 @@ fn operation(verb: Verb) -> Operation {
             .gives("KserveConfig")
             .refuses(&[404]),
         Verb::Infer => generating("kserveInfer", "One answer, as tensors.")
-            .takes(describe::JSON, "KserveRequest")
+            .takes(describe::JSON, "KserveRequest").like(r#"{"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["Once upon a time"]}], "parameters": {"max_tokens": 32}}"#)
             .with(&["HeaderLength"])
             .gives("KserveAnswer")
             .answers(200, "application/octet-stream", None),
         Verb::Generate => generating("kserveGenerate", "One answer, as a JSON object.")
-            .takes_made("KserveGenerateRequest", generate_request)
+            .takes_made("KserveGenerateRequest", generate_request).like(r#"{"text_input": "Once upon a time", "parameters": {"max_tokens": 32}}"#)
             .gives("KserveGenerated"),
         Verb::GenerateStream => generating("kserveGenerateStream", "The same as events.")
-            .takes_made("KserveGenerateRequest", generate_request)
+            .takes_made("KserveGenerateRequest", generate_request).like(r#"{"text_input": "Once upon a time", "parameters": {"max_tokens": 32}}"#)
             .streams(EVENTS, "KserveEvent"),
     }
 }

@@ -21,7 +21,8 @@ use axum::routing::{any, get, post};
 use axum::{Json, Router};
 use bytes::Bytes;
 use futures::StreamExt;
-use http::HeaderValue;
+use http::header::ALLOW;
+use http::{HeaderValue, StatusCode};
 use serde_json::{Value, json};
 use skein_proto::inference::ModelInferRequest;
 
@@ -52,6 +53,7 @@ pub fn routes() -> Room {
     let models = describe::get("kserveModels", "The models' names.").gives("KserveModels");
     let index = describe::post("kserveIndex", "The models and their states.")
         .reads("KserveIndexRequest", |fields, _| drop(only_ready(fields)))
+        .like(r#"{"ready": true}"#)
         .or_nothing()
         .gives("KserveIndex")
         .refuses(&[400, 413, 415]);
@@ -134,14 +136,17 @@ async fn of_model(
     // No model has a name that is not UTF-8.
     let Path(rest) = rest.unwrap_or_else(|_| Path(char::REPLACEMENT_CHARACTER.to_string()));
     let target = Target::read(&rest);
-    let route = Route(target.verb.route());
+    let verb = target.verb;
     let answered = match target.check(request.method()) {
         Err(refusal) => Err(refusal),
         Ok(()) if target.verb.generates() => generated(&app, target, tenant, &id, request).await,
         Ok(()) => told(&app, &target, tenant).map(|object| Json(object).into_response()),
     };
     let mut response = answered.map_err(KserveError::from).into_response();
-    response.extensions_mut().insert(route);
+    if response.status() == StatusCode::METHOD_NOT_ALLOWED {
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static(verb.allowed()));
+    }
+    response.extensions_mut().insert(Route(verb.route()));
     response
 }
 

@@ -75,6 +75,11 @@ impl Verb {
         }
     }
 
+    /// Methods that it takes, for the header `Allow`.
+    pub fn allowed(self) -> &'static str {
+        if self.generates() { "POST" } else { "GET,HEAD" }
+    }
+
     /// All of them.
     pub const ALL: [Self; 6] =
         [Self::Metadata, Self::Ready, Self::Config, Self::Infer, Self::Generate, Self::GenerateStream];
