@@ -2,7 +2,7 @@
 import { html } from './html.js';
 import { key } from './server.js';
 
-/// `done` is called when there is one.
+/// `done` is called when there is one, or none any more.
 export function Key({ sentence, done }) {
   const submit = (event) => {
     event.preventDefault();
@@ -14,6 +14,7 @@ export function Key({ sentence, done }) {
     <p role="alert">${sentence}</p>
     <label>API key<input name="key" type="password" autocomplete="off" required /></label>
     <label class="check"><input name="keep" type="checkbox" /> Keep it on this computer (otherwise until the tab is closed)</label>
-    <button>Use it</button>
+    <div class="bar"><button>Use it</button>
+      ${key.read() && html`<button type="button" class="quiet" onClick=${() => (key.write(''), done())}>Forget the key</button>`}</div>
   </form>`;
 }

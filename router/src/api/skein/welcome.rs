@@ -6,7 +6,7 @@ use axum::response::Html;
 /// The page. Its links are relative, so they also work below a proxy's path.
 pub async fn page() -> Html<String> {
     let links = [
-        ("ui/", "a page to chat and to see the cluster"),
+        ("ui/", "chat, and the cluster as it works"),
         ("docs/", "the API"),
         ("v1/models", "the models"),
         ("health", "readiness"),
