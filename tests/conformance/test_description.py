@@ -17,7 +17,7 @@ import pytest
 
 from running import Cluster
 
-SECONDS = 40
+SECONDS = 30
 MOST_CASES = 15
 CHECKS = [
     "not_a_server_error",

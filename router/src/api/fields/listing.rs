@@ -116,3 +116,63 @@ impl Lister {
         listing
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::fields::object::Fields;
+    use crate::refusal::Refusal;
+
+    /// Takes fields in all the ways in which they come.
+    fn read(mut fields: Fields) -> Option<String> {
+        let name = fields.string("name");
+        if name.is_none() {
+            fields.note(Refusal::invalid("name", "name is required."));
+        }
+        fields.rename("halts", "stop");
+        fields.strings("stop");
+        fields.spread("options", &["seed"]);
+        fields.i64("seed");
+        fields.put("made", json!(1));
+        fields.i64("made");
+        fields.take_strange("functions");
+        fields.bool("flag");
+        fields.bool("flag");
+        fields.finish(false).ok()?;
+        name
+    }
+
+    #[test]
+    fn what_a_reader_takes_is_listed_by_the_names_that_clients_send() {
+        let lister = Lister::default();
+        assert_eq!(read(Fields::listed(lister.clone())), None);
+        let Listing { fields, required, .. } = lister.into_listing();
+        let listed: Vec<_> =
+            fields.iter().map(|field| (field.within, field.name, field.read_as, field.kind)).collect();
+        assert_eq!(
+            listed,
+            [
+                (None, "name", "name", Kind::Text),
+                (None, "halts", "stop", Kind::Texts),
+                (None, "stop", "stop", Kind::Texts),
+                (None, "options", "options", Kind::Object),
+                (Some("options"), "seed", "seed", Kind::Integer),
+                (None, "flag", "flag", Kind::Boolean),
+            ]
+        );
+        assert_eq!(required, ["name"]);
+    }
+
+    #[test]
+    fn a_body_is_read_under_other_names_and_from_members() {
+        let body = br#"{"name": "x", "halts": ["a"], "options": {"seed": 7, "other": 1}}"#;
+        let mut fields = Fields::parse(body).unwrap();
+        fields.rename("halts", "stop");
+        assert_eq!(fields.strings("stop"), ["a"]);
+        let others = fields.spread("options", &["seed"]);
+        assert_eq!((fields.i64("seed"), others.contains_key("other")), (Some(7), true));
+        assert_eq!(fields.finish(false).unwrap().unwrap(), "name");
+    }
+}

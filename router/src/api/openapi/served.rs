@@ -2,7 +2,7 @@
 //! a key where the API does.
 
 use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -22,11 +22,15 @@ use super::document::document;
 use super::operation::{self, JSON, Operation, Part};
 use super::room::Room;
 use super::schema::Now;
+use crate::api::openai::error::OpenAiError;
 use crate::app::App;
+use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 
 /// Documents that are kept: those of so many sets of names that callers may use.
 const KEPT: usize = 8;
+/// Cost of making one, as bytes of text to tokenise: it is made off the async threads.
+const WORK_BYTES: usize = 256 * 1024;
 
 static PART: Part =
     Part { name: "About", about: "What this server is, and whether it is well.", errors: "OpenAiError" };
@@ -34,7 +38,7 @@ static PART: Part =
 /// Its route.
 pub fn room() -> Room {
     let about = operation::get("openapi", "This document, in OpenAPI 3.1.");
-    let about = about.gives("OpenApi").answers(304, "", None);
+    let about = about.gives("OpenApi").answers(304, "", None).refuses(&[500]);
     Room::new(&PART).route("/openapi.json", get(answer), [about])
 }
 
@@ -67,18 +71,26 @@ pub fn serve(operations: Vec<Operation>) -> Extension<Describer> {
 }
 
 impl Describer {
-    fn written(&self, app: &App, tenant: &Tenant) -> Written {
+    async fn written(&self, app: &App, tenant: &Tenant) -> Result<Written, Refusal> {
         let names = app.names(tenant).into_iter().map(|(name, _)| name.to_string()).collect();
         let basis = Basis { model: app.fleet.model_limits().ok(), names };
-        let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = kept().iter().find(|written| written.basis == basis).cloned();
-        known.unwrap_or_else(|| {
-            let written = write(app, &self.operations, basis);
-            let mut kept = kept();
-            kept.insert(0, written.clone());
-            kept.truncate(KEPT);
-            written
-        })
+        if let Some(known) = self.kept().iter().find(|written| written.basis == basis) {
+            return Ok(known.clone());
+        }
+        let (describer, of) = (self.clone(), app.clone());
+        let describe = move || Ok(describer.keep(write(&of, &describer.operations, basis)));
+        app.text_work(WORK_BYTES, describe).await
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<Written>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, written: Written) -> Written {
+        let mut kept = self.kept();
+        kept.insert(0, written.clone());
+        kept.truncate(KEPT);
+        written
     }
 }
 
@@ -97,18 +109,38 @@ async fn answer(
     Extension(tenant): Extension<Tenant>,
     Extension(describer): Extension<Describer>,
     headers: HeaderMap,
-) -> Response {
-    let Written { tag, plain, gzip, .. } = describer.written(&app, &tenant);
+) -> Result<Response, OpenAiError> {
+    let Written { tag, plain, gzip, .. } = describer.written(&app, &tenant).await?;
     let vary = "accept-encoding, authorization, x-api-key";
     let fixed = [(CONTENT_TYPE, JSON), (CACHE_CONTROL, "private, no-cache"), (VARY, vary)];
     let is_known = headers.get(IF_NONE_MATCH).is_some_and(|known| *known == tag);
     let tagged = [(ETAG, tag)];
     if is_known {
-        return (StatusCode::NOT_MODIFIED, tagged, fixed).into_response();
+        return Ok((StatusCode::NOT_MODIFIED, tagged, fixed).into_response());
     }
     let accepted = headers.get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if accepted.contains("gzip") {
-        return (tagged, fixed, [(CONTENT_ENCODING, "gzip")], Body::from(gzip)).into_response();
+        return Ok((tagged, fixed, [(CONTENT_ENCODING, "gzip")], Body::from(gzip)).into_response());
     }
-    (tagged, fixed, Body::from(plain)).into_response()
+    Ok((tagged, fixed, Body::from(plain)).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_documents_are_kept() {
+        let describer = serve(Vec::new()).0;
+        let written = |name: usize| Written {
+            basis: Basis { model: None, names: vec![name.to_string()] },
+            tag: HeaderValue::from_static("\"\""),
+            plain: Bytes::new(),
+            gzip: Bytes::new(),
+        };
+        (0..100).for_each(|name| drop(describer.keep(written(name))));
+        let kept = describer.kept();
+        let names: Vec<&str> = kept.iter().map(|written| &*written.basis.names[0]).collect();
+        assert_eq!(names, ["99", "98", "97", "96", "95", "94", "93", "92"]);
+    }
 }
