@@ -3,8 +3,8 @@
 Usage: python3 benches/load/page.py path/to/skein [--chromium PATH] [--seconds N] [--rounds N]
 Needs Chromium and two processors: the router has one; workers, clients and the browser share the other.
 Prints shares of a processor, medians of rounds: of the router while nobody looks, while a client reads
-/v1/cluster/events, and while Chromium shows the page's part Cluster; and of all processes of that Chromium. Goal:
-0.10 for the router and for Chromium.
+/v1/cluster/events, and while Chromium shows the page's part Cluster; and of all processes of that Chromium.
+Goal: 0.10 for the router and for Chromium.
 """
 
 import argparse
@@ -30,6 +30,8 @@ WORKERS, REQUESTS_A_MINUTE, PROMPT, OUTPUT = 64, 1000, 512, 128
 # A step of a small model on a GPU.
 OF_WORKERS = ("--fake-step-time", "15ms", "--fake-kv-blocks", "4096")
 WARM_UP_S = 5.0
+CHROMIUM_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                  "--disable-background-networking", "--remote-debugging-port=0")
 
 
 def tree(pid: int) -> list[int]:
@@ -86,9 +88,8 @@ def reader(url: str):
 @contextlib.contextmanager
 def chromium(path: str, url: str):
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-                 "--disable-background-networking", "--remote-debugging-port=0", f"--user-data-dir={folder}"]  # fmt: skip
-        browser = subprocess.Popen([path, *flags, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = [path, *CHROMIUM_FLAGS, f"--user-data-dir={folder}", url]
+        browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             yield browser
         finally:
