@@ -4,8 +4,9 @@
 mod answers;
 mod cluster;
 mod coding_clients;
+pub(super) mod compared;
 mod conversations;
-pub(super) mod description;
+mod description;
 mod errors;
 mod fuzz;
 mod known_fields;
@@ -86,17 +87,17 @@ fn timeless(text: &str) -> String {
 
 /// Sends a request. Answers, and requests that are answered, are what the API's description says.
 async fn send(app: &App, request: Request<Body>) -> Answer {
-    let (request, asked) = description::Asked::of(request).await;
+    let (request, asked) = compared::Asked::of(request).await;
     answered(app, request, asked).await
 }
 
 /// Sends a request that no client would send. Only its answer is what the API's description says.
 async fn send_odd(app: &App, request: Request<Body>) -> Answer {
-    let (request, asked) = description::Asked::of(request).await;
+    let (request, asked) = compared::Asked::of(request).await;
     answered(app, request, asked.odd()).await
 }
 
-async fn answered(app: &App, request: Request<Body>, asked: description::Asked) -> Answer {
+async fn answered(app: &App, request: Request<Body>, asked: compared::Asked) -> Answer {
     let response = routes(app.clone()).oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();

@@ -9,7 +9,7 @@ use skein_proto::finish::FinishReason;
 use tower::ServiceExt;
 
 use crate::api;
-use crate::api::tests::description::Asked;
+use crate::api::tests::compared::Asked;
 use crate::app::App;
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
