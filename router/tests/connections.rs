@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use skein_router::limits::{ConnectionLimits, MAX_CONNECTIONS};
 use skein_router::serve::accept_until;
@@ -31,6 +31,8 @@ const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
+const ACK: u8 = 1;
+const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// `POST http /` of the static table, and the authority `x`.
@@ -75,6 +77,17 @@ async fn next(stream: &mut TcpStream) -> io::Result<(u8, u8, Vec<u8>)> {
     let mut payload = vec![0; u32::from_be_bytes([0, high, middle, low]) as usize];
     stream.read_exact(&mut payload).await?;
     Ok((kind, flags, payload))
+}
+
+/// Answers pings until the server says that it ends the connection.
+async fn only_answer_pings(stream: &mut TcpStream) {
+    loop {
+        match next(stream).await.unwrap() {
+            (GOAWAY, ..) => return,
+            (PING, 0, payload) => stream.write_all(&frame(PING, ACK, 0, &payload)).await.unwrap(),
+            _ => {}
+        }
+    }
 }
 
 /// The code with which the server ends the connection; `None` if it is cut before the code arrives.
@@ -219,4 +232,40 @@ async fn connections_above_the_limit_wait_for_a_place() {
     assert_eq!(calls.load(Ordering::Relaxed), 0, "the third waits");
     drop(held);
     waiting.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_http2_connection_that_only_answers_pings_is_closed() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = |request: http::Request<Incoming>| async {
+        let body = request.into_body().collect().await.map(|body| body.to_bytes());
+        http::Response::new(Full::new(body.unwrap_or_default()))
+    };
+    let tls = skein_tls::PortTls::default();
+    tokio::spawn(accept_until(listener, tls, service, LIMITS, std::future::pending::<Infallible>()));
+    let mut stream = http2(address).await;
+    stream.write_all(&frame(HEADERS, END_HEADERS, 1, &HEAD)).await.unwrap();
+    let open = timeout(10 * LIMITS.idle_timeout, only_answer_pings(&mut stream)).await;
+    assert!(open.is_err(), "a request is open");
+
+    stream.write_all(&frame(DATA, END_STREAM, 1, b"body")).await.unwrap();
+    while !matches!(next(&mut stream).await.unwrap(), (DATA, END_STREAM, _)) {}
+    let answered_at = tokio::time::Instant::now();
+    only_answer_pings(&mut stream).await;
+    // The paused clock may go on to the next ping before a frame that has been written is read.
+    let (elapsed, ping_interval) = (answered_at.elapsed(), Duration::from_secs(20));
+    let expected = LIMITS.idle_timeout - ping_interval..LIMITS.idle_timeout + 2 * ping_interval;
+    assert!(expected.contains(&elapsed), "{elapsed:?}");
+
+    // A request that crosses the notice is served; then the connection ends.
+    stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 3, &HEAD)).await.unwrap();
+    let mut answered = false;
+    while let Ok((kind, flags, payload)) = next(&mut stream).await {
+        answered |= kind == HEADERS;
+        if (kind, flags) == (PING, 0) {
+            stream.write_all(&frame(PING, ACK, 0, &payload)).await.unwrap();
+        }
+    }
+    assert!(answered, "it is served");
 }
