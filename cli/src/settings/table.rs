@@ -246,14 +246,14 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "TOML file of keys with tenant, limits, models and expiry each (skein keys new); read again when it changes [default: none]",
     ),
-    tokens(one(
+    one(
         "usage-log",
         None,
         "FILE",
         API,
         FRONT,
         "Append a line of JSON with the tokens of each request to this file, which may be rotated [default: none]",
-    )),
+    ),
     many(
         "allowed-origins",
         "ORIGIN",
