@@ -20,10 +20,11 @@ use opentelemetry_proto::tonic::trace::v1 as wire;
 use prost::Message;
 use skein_node::clock;
 use skein_tls::ServerTls;
-use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status};
+
+use crate::decrypt::decrypt;
 
 /// Longer than the timeout of any exporter.
 const FOREVER: Duration = Duration::from_secs(3600);
@@ -223,9 +224,9 @@ impl Receiver {
     pub async fn start_encrypted(mood: Mood, tls: ServerTls) -> Self {
         let mut receiver = Self::start(mood).await;
         for url in [&mut receiver.grpc, &mut receiver.http] {
-            let (listener, address) = listen().await;
-            let behind = url.trim_start_matches("http://").to_owned();
-            receiver.tasks.push(tokio::spawn(decrypt(listener, tls.clone(), behind)));
+            let behind = url.trim_start_matches("http://").parse().expect("an address");
+            let (address, task) = decrypt(tls.clone(), behind).await;
+            receiver.tasks.push(task);
             *url = format!("https://localhost:{}", address.port());
         }
         receiver
@@ -293,20 +294,6 @@ async fn listen() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
     let address = listener.local_addr().expect("a bound listener has an address");
     (listener, address)
-}
-
-/// Passes the bytes of encrypted connections on to `behind`.
-async fn decrypt(listener: TcpListener, tls: ServerTls, behind: String) {
-    loop {
-        let Ok((stream, _)) = listener.accept().await else { return };
-        let (tls, behind) = (tls.clone(), behind.clone());
-        tokio::spawn(async move {
-            let Ok(mut decrypted) = tls.accept(stream).await else { return };
-            let Ok(mut plain) = TcpStream::connect(behind).await else { return };
-            // A client that disconnects does not fail the test.
-            let _ = copy_bidirectional(&mut decrypted, &mut plain).await;
-        });
-    }
 }
 
 async fn serve_http(listener: TcpListener, state: State) {

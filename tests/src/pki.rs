@@ -1,5 +1,5 @@
-//! Certificates made for a test: a CA, and what it issues, as PEM files in a temporary folder. The crate
-//! `tls`, which may use nothing of ours, includes this file in its own tests.
+//! Certificates made for a test: a CA, and what it issues, as PEM files in a temporary folder. The crates
+//! `tls`, which may use nothing of ours, `router` and `front` include this file in their own tests.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
