@@ -3,6 +3,7 @@
 
 mod certificates;
 mod client;
+mod file_lock;
 mod gpu;
 mod key;
 mod machine;
