@@ -61,7 +61,7 @@ impl Banner {
         let auth = if self.has_key { "key required" } else { "no key" };
         let _ = writeln!(
             out,
-            "  API      {}://{}/v1 (gRPC on the same port; {auth})\n",
+            "  API      {0}://{1}/v1 (gRPC on the same port; {auth})\n  Page     {0}://{1}/ui\n",
             self.scheme, self.listen
         );
         let key = if self.has_key { " -H 'authorization: Bearer KEY'" } else { "" };

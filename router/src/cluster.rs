@@ -34,7 +34,7 @@ use crate::links::adapters;
 use crate::links::drains;
 use crate::links::errands::{self, Errands};
 use crate::links::follow;
-use crate::links::moves::Move;
+use crate::links::moves::LatestMoves;
 use crate::links::picks::{Endpoints, Picked};
 use crate::links::transport::{Connector, Grpc};
 use crate::links::workers::Workers;
@@ -253,7 +253,7 @@ impl FleetView for Cluster {
         self.admission.rejections()
     }
 
-    fn moves(&self) -> Vec<Arc<Move>> {
+    fn moves(&self) -> LatestMoves {
         self.workers.moves.latest()
     }
 

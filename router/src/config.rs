@@ -90,7 +90,8 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(120);
 impl RouterConfig {
     /// Whether orders to the cluster can be told from requests: there are keys, or only this computer can send any.
     pub fn has_operator(&self) -> bool {
-        !self.api_keys.is_empty() || self.admin_api_key.is_some() || self.listen.ip().is_loopback()
+        let has_keys = !self.api_keys.is_empty() || self.admin_api_key.is_some() || self.keys_file.is_some();
+        has_keys || self.listen.ip().is_loopback()
     }
 
     /// A router without keys on a loopback port chosen by the system.

@@ -16,7 +16,7 @@ use skein_proto::totals::Total;
 use skein_proto::version::Version;
 
 use crate::admission::{Rejections, Running};
-use crate::links::moves::Move;
+use crate::links::moves::LatestMoves;
 use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenDelta, TokenRequest};
@@ -53,7 +53,7 @@ pub trait FleetView: Send + Sync + 'static {
     /// Requests refused by a limit of the queue, for metrics.
     fn rejections(&self) -> Rejections;
     /// The latest moves of requests, oldest first.
-    fn moves(&self) -> Vec<Arc<Move>>;
+    fn moves(&self) -> LatestMoves;
     /// Orders the worker of this name to give its requests to others and take no more, or to take requests
     /// again.
     ///

@@ -27,7 +27,7 @@ use skein_text::model_text::{Facts, ModelText};
 
 use crate::admission::{Rejections, Running};
 use crate::generator::{Adapters, FleetView, Generator, TokenSource};
-use crate::links::moves::Move;
+use crate::links::moves::LatestMoves;
 use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenDelta, TokenRequest};
@@ -112,6 +112,8 @@ pub enum Say {
     Delta(TokenDelta),
     /// Ends the stream with this refusal.
     Fail(Refusal),
+    /// Moves the stream to the worker of this name.
+    Move(&'static str),
     /// Stays silent forever.
     Hang,
 }
@@ -156,7 +158,7 @@ impl Generator for Script {
                 };
                 complete(&mut say, &request);
                 let (open, aborted) = (self.open.clone(), self.aborted.clone());
-                let stream = Scripted { say, open, aborted, journey: self.journey };
+                let stream = Scripted { say, open, aborted, journey: self.journey, worker: None };
                 Ok(Box::new(stream) as Box<dyn TokenSource>)
             }
         };
@@ -230,8 +232,8 @@ impl FleetView for Script {
         Rejections { by_requests: 3, by_tokens: 4 }
     }
 
-    fn moves(&self) -> Vec<Arc<Move>> {
-        Vec::new()
+    fn moves(&self) -> LatestMoves {
+        LatestMoves::default()
     }
 
     fn drain<'a>(&'a self, worker: &'a str, _: bool) -> BoxFuture<'a, Result<(), Refusal>> {
@@ -310,16 +312,21 @@ struct Scripted {
     open: Arc<AtomicUsize>,
     aborted: Arc<Mutex<Vec<u32>>>,
     journey: Journey,
+    worker: Option<&'static str>,
 }
 
 impl Stream for Scripted {
     type Item = Result<TokenDelta, Refusal>;
 
     fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        while let Some(&Say::Move(worker)) = self.say.front() {
+            (self.worker, self.journey.moves) = (Some(worker), self.journey.moves + 1);
+            self.say.pop_front();
+        }
         match self.say.pop_front() {
             Some(Say::Delta(delta)) => Poll::Ready(Some(Ok(delta))),
             Some(Say::Fail(refusal)) => Poll::Ready(Some(Err(refusal))),
-            Some(Say::Hang) => {
+            Some(Say::Hang | Say::Move(_)) => {
                 self.say.push_front(Say::Hang);
                 Poll::Pending
             }
@@ -335,6 +342,10 @@ impl TokenSource for Scripted {
 
     fn journey(&self) -> Journey {
         self.journey
+    }
+
+    fn worker(&self) -> Option<Arc<str>> {
+        self.worker.map(Arc::from)
     }
 }
 

@@ -11,6 +11,9 @@ export function started(now) {
   };
 }
 
+/// Least time from the first token to the last that gives a rate: short answers arrive in one piece.
+const LEAST_SECONDS = 0.02;
+
 const plain = (text) => text.replaceAll(MARK, '\uFFFD');
 
 /// `answer` with one chunk of a chat or completion stream added, in place.
@@ -58,7 +61,7 @@ export function speed(answer) {
   const ttft = answer.first === null ? null : answer.first - answer.sent;
   const tokens = answer.usage?.completion_tokens ?? answer.chunks;
   const seconds = ((answer.last ?? 0) - (answer.first ?? 0)) / 1000;
-  return { ttft, tokens, rate: tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null };
+  return { ttft, tokens, rate: tokens > 1 && seconds >= LEAST_SECONDS ? (tokens - 1) / seconds : null };
 }
 
 /// What goes back to the server as this answer's message.

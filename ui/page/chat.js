@@ -1,13 +1,10 @@
 // Chat: a list of conversations, the thread, and what is sent with each turn.
-import { add, message, speed, started } from './answer.js';
+import { message, speed } from './answer.js';
+import { generate } from './generation.js';
 import { html, useEffect, useRef, useState } from './html.js';
 import { Markdown, Plain } from './markdown.js';
 import { Sampling, fields } from './sampling.js';
-import { stream } from './server.js';
 import * as kept from './kept.js';
-
-/// How often a stream that arrives is drawn, ms: a frame a token would cost more than the token.
-const DRAW_EVERY = 50;
 
 export function Chat({ model }) {
   const [conversations, setConversations] = useState(kept.conversations);
@@ -36,30 +33,9 @@ export function Chat({ model }) {
       setProblem(error.message);
       return;
     }
-    Object.assign(body, { stream: true, stream_options: { include_usage: true } });
     const abort = new AbortController();
-    const one = started(performance.now());
-    const draw = () => update(id, () => ({ turns: [...turns, { role: 'assistant', answer: { ...one, moves: [...one.moves] } }] }));
     setRunning({ id, abort });
-    draw();
-    let drawn = 0;
-    try {
-      const options = { body, signal: abort.signal, headers: { 'x-skein-moves': 'true' } };
-      for await (const { data } of stream('v1/chat/completions', options)) {
-        if (data === null) break;
-        const now = performance.now();
-        add(one, data, now);
-        if (now - drawn > DRAW_EVERY) {
-          drawn = now;
-          draw();
-        }
-      }
-      if (!one.finish && !one.error) one.error = 'The connection broke before the end of the answer.';
-    } catch (error) {
-      if (error.name === 'AbortError') one.finish = 'stopped';
-      else one.error = error.message;
-    }
-    draw();
+    await generate('v1/chat/completions', body, abort.signal, (one) => update(id, () => ({ turns: [...turns, { role: 'assistant', answer: one }] })));
     setRunning(null);
   }
 

@@ -1,10 +1,10 @@
 // Completion: one text that the model continues.
-import { add, started } from './answer.js';
+import { MARK } from './answer.js';
 import { Figures } from './chat.js';
+import { generate } from './generation.js';
 import { html, useEffect, useState } from './html.js';
 import { Plain } from './markdown.js';
 import { Sampling, fields } from './sampling.js';
-import { stream } from './server.js';
 import * as kept from './kept.js';
 
 export function Completion({ model }) {
@@ -19,21 +19,16 @@ export function Completion({ model }) {
   async function complete(event) {
     event.preventDefault();
     setProblem('');
-    const stopper = new AbortController();
-    const one = started(performance.now());
+    let body;
     try {
-      const body = { ...fields(settings, false), model, prompt, stream: true, stream_options: { include_usage: true } };
-      setAbort(stopper);
-      for await (const { data } of stream('v1/completions', { body, signal: stopper.signal, headers: { 'x-skein-moves': 'true' } })) {
-        if (data === null) break;
-        add(one, data, performance.now());
-        setAnswer({ ...one, moves: [...one.moves] });
-      }
+      body = { ...fields(settings, false), model, prompt };
     } catch (error) {
-      if (error.name !== 'AbortError') setProblem(error.message);
-      else one.finish = 'stopped';
+      setProblem(error.message);
+      return;
     }
-    setAnswer({ ...one });
+    const stopper = new AbortController();
+    setAbort(stopper);
+    await generate('v1/completions', body, stopper.signal, setAnswer);
     setAbort(null);
   }
 
@@ -44,7 +39,7 @@ export function Completion({ model }) {
         <div class="bar">${abort
           ? html`<button type="button" onClick=${() => abort.abort()}>Stop</button>`
           : html`<button disabled=${!prompt}>Complete</button>`}
-          ${answer && !abort && html`<button type="button" class="quiet" onClick=${() => setPrompt(prompt + answer.content)}>Add to the prompt</button>`}
+          ${answer && !abort && html`<button type="button" class="quiet" onClick=${() => setPrompt(prompt + answer.content.replaceAll(MARK, ''))}>Add to the prompt</button>`}
         </div>
       </form>
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}

@@ -6,14 +6,19 @@ import { html, render, useEffect, useState } from './html.js';
 import { get, key } from './server.js';
 import * as kept from './kept.js';
 
-const PARTS = [['chat', 'Chat', Chat], ['completion', 'Completion', Completion], ['cluster', 'Cluster', Cluster]];
+/// The last field: whether it goes on while another part is shown, as an answer that is being written does.
+const PARTS = [['chat', 'Chat', Chat, true], ['completion', 'Completion', Completion, true], ['cluster', 'Cluster', Cluster, false]];
 const partOf = (hash) => PARTS.find(([name]) => `#${name}` === hash)?.[0] ?? 'chat';
+
+/// A server that answers without a key may have one for orders.
+const KEY_ADVICE = 'A key is sent with each request. An administrator\'s can drain workers and replace the model.';
 
 function Page() {
   const [part, setPart] = useState(partOf(location.hash));
   const [models, setModels] = useState([]);
   const [model, setModel] = useState('');
   const [problem, setProblem] = useState(null);
+  const [asksKey, setAsksKey] = useState(false);
   const [theme, setTheme] = useState(() => kept.read('theme', ''));
 
   useEffect(() => {
@@ -30,11 +35,12 @@ function Page() {
     setModels(data.map(({ id }) => id));
     setModel((given) => (data.some(({ id }) => id === given) ? given : data[0]?.id ?? ''));
     setProblem(null);
+    setAsksKey(false);
   }, setProblem);
   useEffect(() => void load(), []);
 
-  const Part = PARTS.find(([name]) => name === part)[2];
   const needsKey = problem?.status === 401;
+  const isLocked = needsKey || asksKey;
   const next = { '': 'dark', dark: 'light', light: '' }[theme];
   return html`
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), document.getElementById('main').focus())}>To the content</a>
@@ -45,13 +51,13 @@ function Page() {
       ${models.length > 1 && html`<label class="model"><span>Model</span><select value=${model} onChange=${(event) => setModel(event.currentTarget.value)}>
         ${models.map((name) => html`<option value=${name}>${name}</option>`)}</select></label>`}
       ${models.length === 1 && html`<span class="model" title=${model}>${model}</span>`}
+      <button type="button" class="quiet" aria-expanded=${asksKey} onClick=${() => setAsksKey(!asksKey)}>Key</button>
       <button type="button" class="quiet" onClick=${() => setTheme(next)} aria-label=${`Colours: ${theme || 'as the system'}. Change.`}>${{ '': '◐', dark: '●', light: '○' }[theme]}</button>
     </header>
     <main id="main" tabindex="-1">
-      ${needsKey
-        ? html`<${Key} sentence=${key.read() ? problem.message : 'This server asks for an API key.'} done=${load} />`
-        : html`${problem && html`<p class="problem" role="alert">${problem.message} <button type="button" class="quiet" onClick=${load}>Try again</button></p>`}
-            <${Part} model=${model} forget=${() => (key.write(''), load())} />`}
+      ${isLocked && html`<${Key} sentence=${needsKey ? (key.read() ? problem.message : 'This server asks for an API key.') : KEY_ADVICE} done=${load} />`}
+      ${problem && !isLocked && html`<p class="problem" role="alert">${problem.message} <button type="button" class="quiet" onClick=${load}>Try again</button></p>`}
+      ${PARTS.map(([name, , Part, staysOpen]) => (staysOpen || (name === part && !isLocked)) && html`<div key=${name} class="part" hidden=${isLocked || name !== part}><${Part} model=${model} /></div>`)}
     </main>`;
 }
 
@@ -66,7 +72,8 @@ function Key({ sentence, done }) {
     <p role="alert">${sentence}</p>
     <label>API key<input name="key" type="password" autocomplete="off" required /></label>
     <label class="check"><input name="keep" type="checkbox" /> Keep it on this computer (otherwise until the tab is closed)</label>
-    <button>Use it</button>
+    <div class="bar"><button>Use it</button>
+      ${key.read() && html`<button type="button" class="quiet" onClick=${() => (key.write(''), done())}>Forget the key</button>`}</div>
   </form>`;
 }
 

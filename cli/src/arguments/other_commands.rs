@@ -13,8 +13,8 @@ const COMMANDS: &[(&[&str], &str)] = &[
     ),
     (&["stop", "down", "kill"], "Ctrl-C or `kill PID` ends `skein serve`; running requests finish first"),
     (
-        &["ps", "status", "top"],
-        "a server's `/v1/models` shows what it serves, `/metrics` how busy each worker is",
+        &["ps", "stats", "monitor"],
+        "`skein status` shows what a running cluster does, `skein top` goes on showing it",
     ),
     (
         &["list", "ls", "models"],

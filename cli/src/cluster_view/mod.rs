@@ -31,7 +31,8 @@ struct Server {
 
 /// The commands' definitions for clap.
 pub fn commands() -> [Command; 2] {
-    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print what the server says, as JSON");
+    let json =
+        Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print what the server says, as JSON");
     [
         with_server(STATUS, "Show a running cluster: workers, caches, moves, latest requests").arg(json),
         with_server(TOP, "Watch a running cluster in the terminal").after_help(
@@ -43,7 +44,8 @@ pub fn commands() -> [Command; 2] {
 fn with_server(name: &'static str, about: &'static str) -> Command {
     let url = Arg::new("url").long("url").value_name("URL").default_value(DEFAULT_URL);
     let url = url.help("Router, gateway or skein serve");
-    let key = Arg::new("api-key").long("api-key").value_name("KEY").env("SKEIN_API_KEY").hide_env_values(true);
+    let key =
+        Arg::new("api-key").long("api-key").value_name("KEY").env("SKEIN_API_KEY").hide_env_values(true);
     let key = key.help("API key; an admin's sees the requests of all tenants");
     Certificates::augment_args(Command::new(name).args([url, key])).about(about).long_about(None)
 }
@@ -63,7 +65,8 @@ impl Server {
     }
 
     async fn post(&self, path: &str, body: &serde_json::Value) -> Result<Response, String> {
-        let request = self.http.post(&format!("{}{path}", self.base_url), body).bearer(self.api_key.as_deref());
+        let request =
+            self.http.post(&format!("{}{path}", self.base_url), body).bearer(self.api_key.as_deref());
         self.checked(request.send().await.map_err(|error| error.to_string())?).await
     }
 
@@ -74,9 +77,13 @@ impl Server {
         }
         let answer = response.json().await.unwrap_or_default();
         Err(match answer["error"]["message"].as_str() {
-            Some(message) if status.as_u16() == 401 => format!("{message} Give one with --api-key or SKEIN_API_KEY."),
+            Some(message) if status.as_u16() == 401 => {
+                format!("{message} Give one with --api-key or SKEIN_API_KEY.")
+            }
             Some(message) => message.to_owned(),
-            None if status.as_u16() == 404 => "this server has no /v1/cluster: it is no Skein, or an older one".into(),
+            None if status.as_u16() == 404 => {
+                "this server has no /v1/cluster: it is no Skein, or an older one".into()
+            }
             None => format!("the server answered {status}"),
         })
     }

@@ -119,7 +119,8 @@ pub fn draw(frame: &mut Frame<'_>, screen: &mut Screen) {
     frame.render_widget(heading(&snapshot, screen), head);
     let table = table(&snapshot, &screen.rates);
     frame.render_stateful_widget(table, workers, &mut screen.chosen);
-    let [moves, requests] = Layout::horizontal([Constraint::Percentage(45), Constraint::Fill(1)]).areas(lists);
+    let [moves, requests] =
+        Layout::horizontal([Constraint::Percentage(45), Constraint::Fill(1)]).areas(lists);
     frame.render_widget(latest_moves(&snapshot), moves);
     frame.render_widget(latest_requests(&snapshot), requests);
     frame.render_widget(footer(screen), foot);
@@ -129,7 +130,11 @@ fn heading(snapshot: &Snapshot, screen: &Screen) -> Paragraph<'static> {
     let totals = &snapshot.totals;
     let first = Line::from(vec![
         Span::from(snapshot.model.clone()).bold(),
-        Span::from(format!("  version {}  Skein {}  {}", snapshot.model_version, snapshot.version, screen.url)).dim(),
+        Span::from(format!(
+            "  version {}  Skein {}  {}",
+            snapshot.model_version, snapshot.version, screen.url
+        ))
+        .dim(),
     ]);
     let second = Line::from(format!(
         "{} of {} workers ready   {} running   {:.1} requests/s   {:.0} tokens/s   {} of prompt tokens cached   {} moves",
@@ -153,7 +158,11 @@ fn heading(snapshot: &Snapshot, screen: &Screen) -> Paragraph<'static> {
 fn table(snapshot: &Snapshot, rates: &Rates) -> Table<'static> {
     let rows = snapshot.workers.iter().map(|worker| {
         let rate = rates.of_workers.get(&worker.id).copied().unwrap_or(0.0);
-        let step = if worker.step_seconds > 0.0 { format!("{:.1} ms", 1e3 * worker.step_seconds) } else { "-".into() };
+        let step = if worker.step_seconds > 0.0 {
+            format!("{:.1} ms", 1e3 * worker.step_seconds)
+        } else {
+            "-".into()
+        };
         let colour = match (worker.ready, worker.state.as_str()) {
             (true, _) => Color::Green,
             (false, "draining") => Color::Yellow,
@@ -167,13 +176,16 @@ fn table(snapshot: &Snapshot, rates: &Rates) -> Table<'static> {
             Cell::from(Line::from(worker.waiting.to_string()).right_aligned()),
             Cell::from(Line::from(step).right_aligned()),
             Cell::from(Line::from(format!("{rate:.0}")).right_aligned()),
-            Cell::from(Line::from(percent(worker.cached_prompt_tokens, worker.prompt_tokens)).right_aligned()),
+            Cell::from(
+                Line::from(percent(worker.cached_prompt_tokens, worker.prompt_tokens)).right_aligned(),
+            ),
             Cell::from(worker.model_version.as_deref().unwrap_or("-").chars().take(8).collect::<String>()),
         ])
     });
-    let name = snapshot.workers.iter().map(|worker| worker.id.chars().count()).max().unwrap_or(0).clamp(8, 32);
+    let name =
+        snapshot.workers.iter().map(|worker| worker.id.chars().count()).max().unwrap_or(0).clamp(8, 32);
     let widths = [
-        Constraint::Length(name as u16),
+        Constraint::Min(name as u16),
         Constraint::Length(12),
         Constraint::Length(BAR as u16),
         Constraint::Length(7),
@@ -183,7 +195,17 @@ fn table(snapshot: &Snapshot, rates: &Rates) -> Table<'static> {
         Constraint::Length(5),
         Constraint::Length(8),
     ];
-    let header = ["worker", "state", "held shared cached free", "running", "waiting", "step", "tokens/s", "hits", "version"];
+    let header = [
+        "worker",
+        "state",
+        "held shared cached free",
+        "running",
+        "waiting",
+        "step",
+        "tokens/s",
+        "hits",
+        "version",
+    ];
     Table::new(rows, widths)
         .header(Row::new(header).style(Style::new().add_modifier(Modifier::DIM)))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
@@ -211,7 +233,13 @@ fn bar(blocks: Blocks) -> Line<'static> {
 fn latest_moves(snapshot: &Snapshot) -> Paragraph<'static> {
     let line = |from: &Option<String>| from.clone().unwrap_or_else(|| "?".to_owned());
     let lines = snapshot.moves.iter().map(|one| {
-        Line::from(format!("{} -> {} after {} tokens  {}", line(&one.from), line(&one.to), one.tokens, one.request))
+        Line::from(format!(
+            "{} -> {} after {} tokens  {}",
+            line(&one.from),
+            line(&one.to),
+            one.tokens,
+            one.request
+        ))
     });
     Paragraph::new(lines.collect::<Vec<_>>()).block(Block::bordered().title("moves"))
 }
@@ -238,7 +266,9 @@ fn latest_requests(snapshot: &Snapshot) -> Paragraph<'static> {
 
 fn footer(screen: &Screen) -> Line<'static> {
     match &screen.asked {
-        Some((worker, true)) => Line::from(format!("drain {worker}? Its streams move to other workers (y/n)")).yellow(),
+        Some((worker, true)) => {
+            Line::from(format!("drain {worker}? Its streams move to other workers (y/n)")).yellow()
+        }
         Some((worker, false)) => Line::from(format!("let {worker} take requests again? (y/n)")).yellow(),
         None if !screen.said.is_empty() => Line::from(screen.said.clone()).yellow(),
         None => Line::from("q quit   arrows choose a worker   d drain   p pause").dim(),

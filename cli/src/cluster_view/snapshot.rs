@@ -134,14 +134,18 @@ mod tests {
 
     #[test]
     fn what_another_release_leaves_out_is_empty() {
-        let snapshot: Snapshot = serde_json::from_str(r#"{"workers": [{"id": "a", "ready": true}], "more": 1}"#)
-            .expect("unknown and missing fields are no error");
+        let snapshot: Snapshot =
+            serde_json::from_str(r#"{"workers": [{"id": "a", "ready": true}], "more": 1}"#)
+                .expect("unknown and missing fields are no error");
         assert_eq!((snapshot.ready(), snapshot.workers[0].blocks), (1, Blocks::default()));
     }
 
     #[test]
     fn parts_and_rates_are_of_something() {
         assert_eq!((percent(1, 4).as_str(), percent(1, 0).as_str()), ("25%", "-"));
-        assert_eq!((per_second(10, 30, 2.0), per_second(30, 10, 2.0), per_second(0, 1, 0.0)), (10.0, 0.0, 0.0));
+        assert_eq!(
+            (per_second(10, 30, 2.0), per_second(30, 10, 2.0), per_second(0, 1, 0.0)),
+            (10.0, 0.0, 0.0)
+        );
     }
 }

@@ -37,7 +37,11 @@ pub fn text(snapshot: &Snapshot) -> String {
         let _ = writeln!(text, "\nlatest moves");
         for one in moves.iter().take(SHOWN) {
             let (from, to) = (one.from.as_deref().unwrap_or("?"), one.to.as_deref().unwrap_or("?"));
-            let _ = writeln!(text, "  {}: {from} -> {to} after {} tokens: {}", one.request, one.tokens, one.reason);
+            let _ = writeln!(
+                text,
+                "  {}: {from} -> {to} after {} tokens: {}",
+                one.request, one.tokens, one.reason
+            );
         }
     }
     if !requests.is_empty() {
@@ -63,7 +67,8 @@ pub fn text(snapshot: &Snapshot) -> String {
 
 fn line(worker: &Worker, width: usize) -> String {
     let blocks = worker.blocks;
-    let step = if worker.step_seconds > 0.0 { format!("{:.1} ms", 1e3 * worker.step_seconds) } else { "-".into() };
+    let step =
+        if worker.step_seconds > 0.0 { format!("{:.1} ms", 1e3 * worker.step_seconds) } else { "-".into() };
     format!(
         "{:width$}  {:>7} {:>7} {step:>8} {:>6} {:>23}  {}",
         worker.id,
@@ -89,7 +94,13 @@ mod tests {
         )
         .expect("a snapshot");
         let text = text(&snapshot);
-        for part in ["1 of 1 workers", "1/2/3/3", "r: w-0 -> w-1 after 7 tokens: lost", "200 completed", "w-0 -> w-1\n"] {
+        for part in [
+            "1 of 1 workers",
+            "1/2/3/3",
+            "r: w-0 -> w-1 after 7 tokens: lost",
+            "200 completed",
+            "w-0 -> w-1\n",
+        ] {
             assert!(text.contains(part), "{part:?} in {text}");
         }
     }

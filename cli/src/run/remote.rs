@@ -12,9 +12,9 @@ use skein_router::request::{Draft, Prompt};
 
 use super::answer::{Answer, Unanswered};
 use super::sampling;
-use crate::server_events::{ServerEvent, ServerEvents};
 use crate::exit::Failure;
 use crate::server_access::Certificates;
+use crate::server_events::{ServerEvent, ServerEvents};
 
 /// How long a client waits for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

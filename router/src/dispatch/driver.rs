@@ -51,9 +51,9 @@ pub(crate) struct Driver {
     journey: Arc<Mutex<Journey>>,
     /// Counts the request among those of its version, once that is known.
     begun: Begun,
-    /// Name of the worker that generates now.
     /// A move that no worker has taken up yet.
     moving: Option<Moving>,
+    /// Name of the worker that generates now.
     worker: Arc<Mutex<Option<Arc<str>>>>,
     outbox: VecDeque<Result<TokenDelta, Refusal>>,
     aborts: mpsc::Receiver<u32>,

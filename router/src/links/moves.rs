@@ -32,25 +32,41 @@ pub struct Move {
     pub tokens: u64,
 }
 
+/// The latest moves, and how many there were.
+#[derive(Debug, Clone, Default)]
+pub struct LatestMoves {
+    /// Moves since the start.
+    pub total: u64,
+    /// At most [`MAX_MOVES`], oldest first.
+    pub latest: Vec<Arc<Move>>,
+}
+
 /// A bounded ring of moves.
 #[derive(Debug, Default)]
-pub(crate) struct Moves(Mutex<VecDeque<Arc<Move>>>);
+pub(crate) struct Moves(Mutex<Ring>);
+
+#[derive(Debug, Default)]
+struct Ring {
+    total: u64,
+    latest: VecDeque<Arc<Move>>,
+}
 
 impl Moves {
     pub fn add(&self, mut moved: Move) {
         if let Some((end, _)) = moved.reason.char_indices().nth(MAX_REASON) {
             moved.reason.truncate(end);
         }
-        let mut moves = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if moves.len() == MAX_MOVES {
-            moves.pop_front();
+        let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.total += 1;
+        if ring.latest.len() == MAX_MOVES {
+            ring.latest.pop_front();
         }
-        moves.push_back(Arc::new(moved));
+        ring.latest.push_back(Arc::new(moved));
     }
 
-    /// The latest ones, oldest first.
-    pub fn latest(&self) -> Vec<Arc<Move>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    pub fn latest(&self) -> LatestMoves {
+        let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        LatestMoves { total: ring.total, latest: ring.latest.iter().cloned().collect() }
     }
 }
 
@@ -73,8 +89,8 @@ mod tests {
                 tokens: nth,
             });
         }
-        let latest = moves.latest();
-        assert_eq!((latest.len(), latest[0].tokens), (MAX_MOVES, 3));
+        let LatestMoves { total, latest } = moves.latest();
+        assert_eq!((total, latest.len(), latest[0].tokens), (MAX_MOVES as u64 + 3, MAX_MOVES, 3));
         assert_eq!(latest[0].reason.chars().count(), MAX_REASON);
     }
 }

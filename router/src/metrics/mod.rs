@@ -66,8 +66,6 @@ pub struct Metrics {
 pub struct Sums {
     /// Accepted requests.
     pub requests: u64,
-    /// Moves of requests that have ended.
-    pub moves: u64,
     /// Tokens of prompts whose answer has begun.
     pub prompt_tokens: u64,
     /// Those of them that were cached.
@@ -348,7 +346,6 @@ impl Metrics {
     pub fn sums(&self) -> Sums {
         Sums {
             requests: self.requests.get(),
-            moves: self.moves.get(),
             prompt_tokens: self.tokens.prompt_tokens.get(),
             cached_tokens: self.tokens.cached_tokens.get(),
             output_tokens: self.tokens.generation_tokens.get(),

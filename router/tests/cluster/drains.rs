@@ -23,7 +23,7 @@ async fn an_ordered_drain_moves_streams_and_can_be_taken_back() {
         rest.extend(delta.expect("no error").tokens);
     }
     assert!(expected.samples[0].0.ends_with(&rest), "the text is the undisturbed one");
-    let moves = scene.cluster.moves();
+    let moves = scene.cluster.moves().latest;
     assert_eq!(moves.len(), 1);
     assert_eq!(
         (moves[0].from.as_deref(), moves[0].to.as_deref(), &*moves[0].request),

@@ -19,7 +19,7 @@ use crate::api::http::keys::Admin;
 use crate::api::http::sse;
 use crate::api::openai::error::OpenAiError;
 use crate::app::App;
-use crate::links::moves::Move;
+use crate::links::moves::{LatestMoves, Move};
 use crate::metrics::recent::Ended;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
@@ -37,13 +37,14 @@ const SHOWN_REQUESTS: usize = 64;
 #[derive(Debug, Clone)]
 struct Viewer {
     tenant: Tenant,
+    /// Sees all tenants, and may give orders.
     is_admin: bool,
 }
 
 impl Viewer {
-    fn of(extensions: &Extensions) -> Self {
+    fn of(extensions: &Extensions, app: &App) -> Self {
         let tenant = extensions.get::<Tenant>().cloned().unwrap_or_default();
-        Self { tenant, is_admin: Admin::require(extensions).is_ok() }
+        Self { tenant, is_admin: app.config.has_operator() && Admin::require(extensions).is_ok() }
     }
 
     fn sees(&self, tenant: &Tenant) -> bool {
@@ -53,12 +54,12 @@ impl Viewer {
 
 /// `GET /v1/cluster`.
 pub async fn now(State(app): State<App>, request: Request) -> Json<Value> {
-    Json(snapshot(&app, &Viewer::of(request.extensions())))
+    Json(snapshot(&app, &Viewer::of(request.extensions(), &app)))
 }
 
 /// `GET /v1/cluster/events`: an event `snapshot` now and each second, until the server shuts down.
 pub async fn events(State(app): State<App>, request: Request) -> Result<Response, OpenAiError> {
-    let viewer = Viewer::of(request.extensions());
+    let viewer = Viewer::of(request.extensions(), &app);
     let watcher = app.metrics.recent.watch(MAX_WATCHERS).ok_or_else(|| Refusal::Overloaded {
         reason: format!("{MAX_WATCHERS} clients watch the cluster, which is the limit"),
         retry_after: INTERVAL,
@@ -104,16 +105,19 @@ pub async fn drain(
 /// What `viewer` may see of the cluster.
 fn snapshot(app: &App, viewer: &Viewer) -> Value {
     let (sums, running) = (app.metrics.sums(), app.fleet.running());
-    let moves = app.fleet.moves();
+    let LatestMoves { total, latest } = app.fleet.moves();
     let moves: Vec<&Move> =
-        moves.iter().map(|moved| &**moved).filter(|moved| viewer.sees(&moved.tenant)).collect();
+        latest.iter().map(|moved| &**moved).filter(|moved| viewer.sees(&moved.tenant)).collect();
+    let mut workers = app.fleet.workers();
+    // The order of names, not of connections; `w-10` after `w-2`.
+    workers.sort_by(|a, b| (a.id.len(), &a.id).cmp(&(b.id.len(), &b.id)));
     let recent = app.metrics.recent.latest();
     let requests = recent.iter().rev().filter(|ended| viewer.sees(&ended.tenant)).take(SHOWN_REQUESTS);
     let requests: Vec<Value> = requests.map(|ended| request(ended, &moves)).collect();
     json!({
         "object": "cluster",
         "time": seconds(clock::unix_time()),
-        "model": &*app.text.name(),
+        "model": Some(&*app.text.name()).filter(|name| viewer.tenant.may_use(name)),
         "model_version": app.fleet.version().to_string(),
         "version": env!("CARGO_PKG_VERSION"),
         "draining": app.drain.is_draining(),
@@ -121,11 +125,11 @@ fn snapshot(app: &App, viewer: &Viewer) -> Value {
         "may_swap": viewer.is_admin && app.config.runtime_swaps && app.swaps.is_some(),
         "started": app.created,
         "totals": {
-            "requests": sums.requests, "moves": sums.moves, "prompt_tokens": sums.prompt_tokens,
+            "requests": sums.requests, "moves": total, "prompt_tokens": sums.prompt_tokens,
             "cached_prompt_tokens": sums.cached_tokens, "output_tokens": sums.output_tokens,
             "requests_in_flight": running.requests, "admitted_tokens": running.tokens,
         },
-        "workers": app.fleet.workers().iter().map(|status| worker(status, viewer)).collect::<Vec<_>>(),
+        "workers": workers.iter().map(|status| worker(status, viewer)).collect::<Vec<_>>(),
         "moves": moves.iter().rev().take(SHOWN_MOVES).map(|moved| moved_json(moved)).collect::<Vec<_>>(),
         "requests": requests,
     })

@@ -5,7 +5,12 @@ use axum::response::Html;
 
 /// The page. Its links are relative, so they also work below a proxy's path.
 pub async fn page() -> Html<String> {
-    let links = [("v1/models", "the models"), ("health", "readiness"), ("version", "the release")];
+    let links = [
+        ("ui/", "chat, and the cluster as it works"),
+        ("v1/models", "the models"),
+        ("health", "readiness"),
+        ("version", "the release"),
+    ];
     let links: String = links
         .iter()
         .map(|(path, what)| format!("<li><a href=\"{path}\">/{path}</a>: {what}</li>\n"))

@@ -2,6 +2,7 @@
 //! them. This file holds helpers; the tests are in submodules.
 
 mod answers;
+mod cluster;
 mod coding_clients;
 mod conversations;
 mod errors;
