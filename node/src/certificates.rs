@@ -58,13 +58,13 @@ pub fn look(now: Duration) {
                 Notice::Expired => tracing::error!(
                     flag,
                     file,
-                    "the certificate has expired: new connections fail; renew it, the files are read again within seconds"
+                    "the certificate has expired: new connections fail; renew it"
                 ),
                 Notice::EndsSoon { left } => tracing::warn!(
                     flag,
                     file,
                     hours_left = left.as_secs() / 3600,
-                    "the certificate expires soon; renew it, the files are read again within seconds"
+                    "the certificate expires soon; renew it"
                 ),
                 Notice::IsCa => tracing::warn!(
                     flag,
