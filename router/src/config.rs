@@ -88,7 +88,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl RouterConfig {
-    /// Whether orders to the cluster can be told from requests: there are keys, or only this computer can send any.
+    /// Whether orders to the cluster can be told from requests: there are keys, or only this computer can
+    /// send any.
     pub fn has_operator(&self) -> bool {
         let has_keys = !self.api_keys.is_empty() || self.admin_api_key.is_some() || self.keys_file.is_some();
         has_keys || self.listen.ip().is_loopback()

@@ -21,7 +21,7 @@ export class Browser {
     return browser;
   }
 
-  /** Opens the page of `url`; what goes wrong in it is in `page.faults`, and `page.close` checks that nothing did. */
+  /** Opens the page of `url`; what goes wrong in it is in `page.faults`, which `close` checks. */
   async open(url, { part = '', ...options } = {}) {
     const context = await this.chromium.newContext({ viewport: WIDE, ...options });
     const page = await context.newPage();
@@ -48,7 +48,7 @@ export async function close(page) {
   assert.deepEqual(faults, []);
 }
 
-/** Checks that axe finds nothing serious. Needs a context with `bypassCSP`, because axe is a script of ours. */
+/** Checks that axe finds nothing serious. Needs a context with `bypassCSP`: axe is a script of ours. */
 export async function accessible(page, what) {
   await page.evaluate(AXE);
   const { violations } = await page.evaluate(() => globalThis.axe.run());

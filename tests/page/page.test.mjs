@@ -123,6 +123,28 @@ test('an administrator drains a worker and takes it back; the page asks for the 
   }
 });
 
+test('an administrator replaces the model, and is told why it cannot be', async () => {
+  const server = await Server.start('--allow-runtime-model-updating', '--admin-api-key', 'order-key');
+  const page = await browser.open(server.url, { part: '#cluster' });
+  try {
+    await page.waitForSelector('.workers tbody tr');
+    assert.equal(await page.locator('text=Swap').count(), 0, 'a client replaces nothing');
+    await page.click('button >> text=Key');
+    await page.getByLabel('API key').fill('order-key');
+    await page.click('text=Use it');
+    await page.getByLabel('Directory on the server').fill('/no-such-model');
+    await page.click('button >> text=Swap');
+    await page.locator('[role=status]', { hasText: '/no-such-model' }).waitFor();
+    page.faults.length = 0; // The browser reports the refusal.
+    await page.getByLabel('Directory on the server').fill('');
+    await page.click('button >> text=Swap');
+    await page.locator('[role=status]', { hasText: 'nothing has changed' }).waitFor();
+    await close(page);
+  } finally {
+    await server.end();
+  }
+});
+
 test('stop, regenerate, edit, a completion, and what another part shows meanwhile', async () => {
   const server = await Server.start();
   const page = await browser.open(server.url);

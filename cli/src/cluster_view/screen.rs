@@ -10,8 +10,11 @@ use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
 
 use super::snapshot::{Blocks, Snapshot, Worker, per_second, percent};
 
-/// Cells of a bar of blocks.
-const BAR: u64 = 24;
+/// Cells of a bar of blocks, from narrow screens to wide ones.
+const BAR: (u16, u16) = (6, 24);
+/// Cells of the columns after the bar and before the name, each with a space before it.
+const STATE: u16 = 12;
+const FIGURES: [u16; 6] = [7, 7, 9, 8, 5, 8];
 /// Lines for the latest moves and requests, with their frame.
 const LISTS: u16 = 9;
 
@@ -117,7 +120,7 @@ pub fn draw(frame: &mut Frame<'_>, screen: &mut Screen) {
         return;
     };
     frame.render_widget(heading(&snapshot, screen), head);
-    let table = table(&snapshot, &screen.rates);
+    let table = table(&snapshot, &screen.rates, workers.width);
     frame.render_stateful_widget(table, workers, &mut screen.chosen);
     let [moves, requests] =
         Layout::horizontal([Constraint::Percentage(45), Constraint::Fill(1)]).areas(lists);
@@ -155,7 +158,11 @@ fn heading(snapshot: &Snapshot, screen: &Screen) -> Paragraph<'static> {
     Paragraph::new(vec![first, second, third])
 }
 
-fn table(snapshot: &Snapshot, rates: &Rates) -> Table<'static> {
+fn table(snapshot: &Snapshot, rates: &Rates, width: u16) -> Table<'static> {
+    let names = snapshot.workers.iter().map(|worker| worker.id.chars().count());
+    let name = u16::try_from(names.max().unwrap_or(0)).unwrap_or(u16::MAX).clamp(8, 32);
+    let others = name + STATE + 2 + FIGURES.iter().map(|cells| cells + 1).sum::<u16>();
+    let cells = width.saturating_sub(others).clamp(BAR.0, BAR.1);
     let rows = snapshot.workers.iter().map(|worker| {
         let rate = rates.of_workers.get(&worker.id).copied().unwrap_or(0.0);
         let step = if worker.step_seconds > 0.0 {
@@ -171,7 +178,7 @@ fn table(snapshot: &Snapshot, rates: &Rates) -> Table<'static> {
         Row::new([
             Cell::from(worker.id.clone()),
             Cell::from(Span::styled(worker.state.clone(), Style::new().fg(colour))),
-            Cell::from(bar(worker.blocks)),
+            Cell::from(bar(worker.blocks, cells.into())),
             Cell::from(Line::from(worker.running.to_string()).right_aligned()),
             Cell::from(Line::from(worker.waiting.to_string()).right_aligned()),
             Cell::from(Line::from(step).right_aligned()),
@@ -182,23 +189,11 @@ fn table(snapshot: &Snapshot, rates: &Rates) -> Table<'static> {
             Cell::from(worker.model_version.as_deref().unwrap_or("-").chars().take(8).collect::<String>()),
         ])
     });
-    let name =
-        snapshot.workers.iter().map(|worker| worker.id.chars().count()).max().unwrap_or(0).clamp(8, 32);
-    let widths = [
-        Constraint::Min(name as u16),
-        Constraint::Length(12),
-        Constraint::Length(BAR as u16),
-        Constraint::Length(7),
-        Constraint::Length(7),
-        Constraint::Length(9),
-        Constraint::Length(8),
-        Constraint::Length(5),
-        Constraint::Length(8),
-    ];
+    let widths = [name, STATE, cells].into_iter().chain(FIGURES).map(Constraint::Length);
     let header = [
         "worker",
         "state",
-        "held shared cached free",
+        if cells == BAR.1 { "held shared cached free" } else { "blocks" },
         "running",
         "waiting",
         "step",
@@ -212,7 +207,7 @@ fn table(snapshot: &Snapshot, rates: &Rates) -> Table<'static> {
 }
 
 /// Blocks as a bar: each kind a letter and a colour, so that it is read without colours, too.
-fn bar(blocks: Blocks) -> Line<'static> {
+fn bar(blocks: Blocks, cells: u64) -> Line<'static> {
     let kinds = [
         (blocks.held, "h", Color::Cyan),
         (blocks.shared, "s", Color::Magenta),
@@ -223,7 +218,7 @@ fn bar(blocks: Blocks) -> Line<'static> {
     let (mut sum, mut drawn) = (0, 0);
     for (count, letter, colour) in kinds {
         sum += count;
-        let end = (sum * BAR).checked_div(blocks.total).unwrap_or(0).min(BAR);
+        let end = (sum * cells).checked_div(blocks.total).unwrap_or(0).min(cells);
         spans.push(Span::styled(letter.repeat((end - drawn) as usize), Style::new().fg(colour)));
         drawn = end;
     }
@@ -311,6 +306,18 @@ mod tests {
         screen.paused = true;
         screen.update(snapshot(13.0, 9000));
         assert!(drawn(&mut screen).contains("500"));
+    }
+
+    #[test]
+    fn a_terminal_of_80_columns_has_room_for_every_column() {
+        let mut screen = Screen::new("http://a");
+        screen.update(snapshot(1.0, 0));
+        let mut terminal = Terminal::new(TestBackend::new(80, 24)).expect("memory");
+        terminal.draw(|frame| draw(frame, &mut screen)).expect("memory");
+        let text = terminal.backend().to_string();
+        for whole in ["worker-0", "running", "waiting", "tokens/s", "hits", "version"] {
+            assert!(text.contains(whole), "{whole}: {text}");
+        }
     }
 
     #[test]

@@ -11,8 +11,8 @@ use serde_json::json;
 use skein_client::Response;
 use tokio::sync::mpsc;
 
-use super::Server;
 use super::screen::{self, Screen};
+use super::server::Server;
 use super::snapshot::Snapshot;
 use crate::exit::{Failure, USAGE};
 use crate::server_events::ServerEvents;

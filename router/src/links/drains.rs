@@ -1,4 +1,5 @@
-//! Drains that an operator orders: a worker gives its requests to others and takes no more, until it is told to.
+//! Drains that an operator orders: a worker gives its requests to others and takes no more, until it is told
+//! to.
 
 use skein_node::clock;
 
@@ -8,8 +9,8 @@ use crate::refusal::Refusal;
 /// Orders the worker of this name to drain, or to take requests again.
 ///
 /// # Errors
-/// [`Refusal::NotFound`] if there is no such worker, [`Refusal::Conflict`] if no other one is ready or it does
-/// not obey.
+/// [`Refusal::NotFound`] if there is no such worker, [`Refusal::Conflict`] if no other one is ready or it
+/// does not obey.
 pub(crate) async fn drain(workers: &Workers, name: &str, on: bool) -> Result<(), Refusal> {
     let status = workers.with_fleet(|fleet| fleet.status(clock::now()));
     if !status.iter().any(|worker| worker.id == name) {

@@ -15,8 +15,8 @@ impl MoveChunks {
         Self(wants.then(|| stream.journey().moves))
     }
 
-    /// A chunk without choices, if the stream has moved since the last call. It comes before the first text of
-    /// the new worker.
+    /// A chunk without choices, if the stream has moved since the last call. It comes before the first text
+    /// of the new worker.
     pub fn next(&mut self, stream: &CallStream, heading: &Heading) -> Option<Map<String, Value>> {
         let told = self.0.as_mut()?;
         let moves = stream.journey().moves;
