@@ -55,11 +55,9 @@ pub fn look(now: Duration) {
         let file = certificate.path.display().to_string();
         for notice in notices.due(now, &certificate) {
             match notice {
-                Notice::Expired => tracing::error!(
-                    flag,
-                    file,
-                    "the certificate has expired: new connections fail; renew it"
-                ),
+                Notice::Expired => {
+                    tracing::error!(flag, file, "the certificate has expired: new connections fail; renew it")
+                }
                 Notice::EndsSoon { left } => tracing::warn!(
                     flag,
                     file,
