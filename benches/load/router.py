@@ -103,7 +103,8 @@ def memory(pid: int, of: str = "Rss") -> int:
 
 
 @contextlib.contextmanager
-def cluster(binary: str, workers: int = WORKERS, flags: tuple[str, ...] = (), of_workers: tuple[str, ...] = ()):
+def cluster(binary: str, workers: int = WORKERS, flags: tuple[str, ...] = (), of_workers: tuple[str, ...] = (),
+            scheme: str = "http"):
     """Yields the process of a router before `workers` workers, its URL, and the process of the workers."""
     first = free_ports(workers + 1)
     port = first + workers
@@ -114,11 +115,12 @@ def cluster(binary: str, workers: int = WORKERS, flags: tuple[str, ...] = (), of
     router = [binary, "router", "--workers", addresses, "--port", str(port), "--log-level", "error", *flags]
     started = []
     try:
+        os.sched_setaffinity(0, {1})  # of the first cluster, too: else its workers take from the router
         started.append(subprocess.Popen(worker, **quiet))
         os.sched_setaffinity(0, {0})  # inherited by the router
         started.append(subprocess.Popen(router, **quiet))
         os.sched_setaffinity(0, {1})
-        url = f"http://127.0.0.1:{port}"
+        url = f"{scheme}://127.0.0.1:{port}"
         wait_until_ready(started[1], url)
         time.sleep(1 + workers / 200)
         yield started[1], url, started[0]

@@ -12,19 +12,15 @@ import argparse
 import contextlib
 import os
 import pathlib
-import signal
-import ssl
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from router import LONG_CONTEXTS, cpu_seconds, free_ports, wrk  # noqa: E402
+from router import LONG_CONTEXTS, cluster, cpu_seconds, wrk  # noqa: E402
 
-WORKERS, ROW, READY_LIMIT_S = 8, "ids", 60
+ROW = "ids"
 GOALS = {"https": 0.75, "cluster": 0.95}
 
 
@@ -44,45 +40,6 @@ def certificates(folder: str) -> dict[str, str]:
     return {name: os.path.join(folder, name) for name in ("ca.pem", "node.pem", "node.key")}
 
 
-@contextlib.contextmanager
-def cluster(binary: str, of_router: list[str], of_workers: list[str], scheme: str):
-    """Yields a router's process and URL."""
-    first = free_ports(WORKERS + 1)
-    port = first + WORKERS
-    addresses = ",".join(f"127.0.0.1:{first + nth}" for nth in range(WORKERS))
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    worker = [binary, "worker", "--device", "fake", "--fake-workers", str(WORKERS), "--listen", f"127.0.0.1:{first}",
-              "--log-level", "error", *LONG_CONTEXTS, *of_workers]
-    router = [binary, "router", "--workers", addresses, "--port", str(port), "--log-level", "error", *of_router]
-    started = []
-    try:
-        os.sched_setaffinity(0, {1})  # of the first cluster, too: else its workers take from the router
-        started.append(subprocess.Popen(worker, **quiet))
-        os.sched_setaffinity(0, {0})  # inherited by the router
-        started.append(subprocess.Popen(router, **quiet))
-        os.sched_setaffinity(0, {1})
-        url = f"{scheme}://127.0.0.1:{port}"
-        wait_until_ready(started[1], url)
-        yield started[1], url
-    finally:
-        for process in reversed(started):
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=30)
-
-
-def wait_until_ready(router: subprocess.Popen, url: str) -> None:
-    unverified = ssl.create_default_context()
-    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
-    give_up = time.monotonic() + READY_LIMIT_S
-    while time.monotonic() < give_up and router.poll() is None:
-        with contextlib.suppress(OSError):
-            with urllib.request.urlopen(f"{url}/readyz", timeout=1, context=unverified):
-                time.sleep(1)  # the other workers connect
-                return
-        time.sleep(0.05)
-    sys.exit(f"{' '.join(router.args)} was not ready after {READY_LIMIT_S} s, or ended")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
@@ -94,13 +51,13 @@ def main() -> None:
         node = ["--cluster-ca", files["ca.pem"], "--cluster-cert", files["node.pem"], "--cluster-key", files["node.key"]]
         shown = ["--tls-cert", files["node.pem"], "--tls-key", files["node.key"]]
         ways = {
-            "plain": running.enter_context(cluster(binary, [], [], "http")),
-            "https": running.enter_context(cluster(binary, shown, [], "https")),
-            "cluster": running.enter_context(cluster(binary, node, node, "http")),
+            "plain": running.enter_context(cluster(binary)),
+            "https": running.enter_context(cluster(binary, flags=shown, scheme="https")),
+            "cluster": running.enter_context(cluster(binary, flags=node, of_workers=(*LONG_CONTEXTS, *node))),
         }
         rates, costs = {way: [] for way in ways}, {way: [] for way in ways}
         for seed in range(1 + options.rounds):
-            for way, (router, url) in ways.items():
+            for way, (router, url, _) in ways.items():
                 before = cpu_seconds(router.pid)
                 rate, count = wrk(url, ROW, seed)
                 if seed:  # the first round warms up

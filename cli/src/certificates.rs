@@ -1,9 +1,11 @@
-//! Certificates of a running process are read again when their files change, and on SIGHUP.
+//! Certificates of a running process are read again when their files change, and on SIGHUP; those that expire
+//! soon are named.
 
 use std::time::Duration;
 
 use skein_node::hangup::Hangups;
 use skein_node::shutdown::Shutdown;
+use skein_node::{certificates, clock};
 use skein_tls::TlsError;
 
 use crate::exit::Failure;
@@ -12,22 +14,26 @@ use crate::settings::Guards;
 /// How often the files are compared with what is used. cert-manager and `certbot` renew days before the end.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Reads changed files until the process ends. New connections use them, open ones stay as they are.
+/// Reads changed files until the process ends, and warns before certificates expire. New connections use the
+/// new ones, open ones stay as they are.
 pub fn follow(guards: &Guards) {
-    if !guards.has_certificates() {
+    guards.watch();
+    if !certificates::is_any_watched() {
         return;
     }
     let guards = guards.clone();
     tokio::spawn(async move {
         let mut problem = String::new();
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
             let found = reload(&guards).await.err().map(|error| error.to_string()).unwrap_or_default();
             // Once for each problem: the old certificate is used meanwhile.
             if found != problem && !found.is_empty() {
                 tracing::warn!(problem = found, "new certificates cannot be used; the old ones stay");
             }
             problem = found;
+            // It does not panic, and is not cancelled.
+            let _ = tokio::task::spawn_blocking(|| certificates::look(clock::unix_time())).await;
+            tokio::time::sleep(LOOK_EVERY).await;
         }
     });
 }

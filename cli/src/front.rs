@@ -140,17 +140,25 @@ pub fn router_config(
     served: &Served,
     listen: SocketAddr,
 ) -> Result<RouterConfig, Failure> {
-    let usage_log = front.usage_log.as_deref().map(|path| {
-        let failed = |error| Failure::new(USAGE, format!("--usage-log: {}: {error}", path.display()));
-        UsageLog::open(path).map_err(failed)
-    });
     Ok(RouterConfig {
         listen,
         model: served.model.clone(),
         served_model_names: served.names.clone(),
-        usage_log: usage_log.transpose()?,
+        usage_log: usage_log(&front)?,
         ..front.router
     })
+}
+
+/// Opens the usage log, if there is to be one.
+///
+/// # Errors
+/// If it cannot be opened.
+pub fn usage_log(front: &FrontSettings) -> Result<Option<UsageLog>, Failure> {
+    let open = |path: &Path| {
+        let failed = |error| Failure::new(USAGE, format!("--usage-log: {}: {error}", path.display()));
+        UsageLog::open(path).map_err(failed)
+    };
+    front.usage_log.as_deref().map(open).transpose()
 }
 
 /// Starts the core of a router over the workers of `supervisor`, which replaces workers that the router gives

@@ -24,8 +24,8 @@ const TENANT_IN_ID: usize = 40;
 
 const ABOUT_NEW: &str = "Make a key: print it once, and its entry for the keys file
 
-The key is stored nowhere: the file has its SHA-256. With --file the entry is appended to the file, which is made
-if need be; a running server reads it within seconds.";
+The key is stored nowhere: the file has its SHA-256. With --file the entry is appended to the file, which is made if \
+need be; a running server reads it within seconds.";
 
 /// Definition for clap.
 pub fn command() -> Command {

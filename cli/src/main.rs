@@ -335,6 +335,28 @@ mod tests {
         command().debug_assert();
     }
 
+    /// clap breaks lines at this width, and keeps the breaks that a text has.
+    #[test]
+    fn no_help_has_a_line_that_is_broken_twice() {
+        const WIDTH: usize = 100;
+        let mut commands = vec![command()];
+        while let Some(command) = commands.pop() {
+            for text in [command.get_about(), command.get_long_about(), command.get_after_help()]
+                .into_iter()
+                .flatten()
+            {
+                let text = text.to_string();
+                for (line, next) in text.lines().zip(text.lines().skip(1)) {
+                    // Rows of tables begin with spaces.
+                    let is_paragraph = !line.starts_with(' ') && !next.is_empty() && !next.starts_with(' ');
+                    let is_broken_twice = line.chars().count() > WIDTH && is_paragraph;
+                    assert!(!is_broken_twice, "{}: {line}", command.get_name());
+                }
+            }
+            commands.extend(command.get_subcommands().cloned());
+        }
+    }
+
     #[test]
     fn the_main_commands_parse() {
         let check = |line: &str, works: bool| {

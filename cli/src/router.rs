@@ -39,6 +39,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let served = named.find(Need::Text).await?;
     settings::log_effective(&settings);
+    discovery.watch();
     let changes = match (discovery.source, listed) {
         (Some(source), _) => membership::follow(source, discovery.etcd).await?,
         (None, Some(listed)) => listed,

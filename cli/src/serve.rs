@@ -18,6 +18,7 @@ use skein_router::cluster::Cluster;
 use skein_router::refusal::Refusal;
 use skein_router::swap::ModelSwaps;
 use skein_sys::threads::ThreadPlacement;
+use skein_tls::Certificate;
 use skein_worker::config::BackendKind;
 use tokio::sync::mpsc;
 
@@ -64,6 +65,15 @@ impl ServeSettings {
             workers: worker_count(settings),
             named: Named::read(settings),
         }
+    }
+
+    /// What an OTLP collector is shown.
+    pub fn collector_certificate(&self) -> Option<Certificate> {
+        let otlp = self.log.otlp.as_ref()?;
+        let identities = [&otlp.traces, &otlp.metrics].into_iter().flatten();
+        let first = identities.filter_map(|endpoint| endpoint.tls.identity.as_ref()).next()?;
+        // A file that cannot be read has been named as a problem.
+        Certificate::read(&first.cert).ok()
     }
 
     /// Records problems of a worker on several machines, of which this command is the leader.

@@ -187,12 +187,17 @@ mod tests {
 
     use skein_node::telemetry::LogFormat;
     use skein_node::trace::{Endpoint, Protocol, Sampling};
+    use skein_tls::ClientFiles;
     use skein_worker::config::{AdapterConfig, CpuConfig, FakeConfig, GroupSecret, NodesConfig, RanksConfig};
 
     use super::*;
 
     fn log() -> LogOptions {
-        let endpoint = Endpoint { url: "http://collector:4317".into(), protocol: Protocol::Grpc };
+        let endpoint = Endpoint {
+            url: "https://collector:4317".into(),
+            tls: ClientFiles { ca: Some("/ca.pem".into()), identity: None },
+            protocol: Protocol::Grpc,
+        };
         let otlp = trace::Options {
             traces: Some(endpoint.clone()),
             metrics: Some(endpoint),

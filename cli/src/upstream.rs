@@ -76,7 +76,7 @@ pub async fn run(
     settings: Settings,
     log: &LogOptions,
     front: FrontSettings,
-    config: UpstreamConfig,
+    mut config: UpstreamConfig,
 ) -> Result<(), Failure> {
     settings::check(&settings)?;
     telemetry::init(log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
@@ -84,6 +84,7 @@ pub async fn run(
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
+    config.router.usage_log = front::usage_log(&front)?;
     certificates::follow_with_hangups(&front.guards, &shutdown)?;
     let url = front.url(listen);
     tracing::info!(url, workers = config.workers.len(), "router is listening");

@@ -93,6 +93,7 @@ async fn serve(matches: &ArgMatches) -> Result<(), Failure> {
     settings::log_effective(&settings);
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
     let hangups = Hangups::receive().map_err(Failure::other)?;
+    discovery.watch();
     certificates::follow(&guards);
     tokio::spawn(answer_hangups(hangups, shutdown.clone(), guards));
     if config.ranks.nodes.rank > 0 {

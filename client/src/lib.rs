@@ -5,9 +5,11 @@
 
 mod connect;
 mod error;
+mod proxied;
 mod request;
 mod response;
 
 pub use error::RequestError;
+pub use proxied::Proxied;
 pub use request::{Client, Limits, Request};
 pub use response::Response;

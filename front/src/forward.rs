@@ -112,6 +112,7 @@ async fn answer(
     reading: Reading,
     mut running: Running,
 ) -> Result<Response<AnswerBody>, (Failure, Running)> {
+    running.answered(head.status);
     if reading.length().is_none_or(|length| length > MAX_WHOLE_BYTES as u64) {
         let is_events = is_event_stream(&head.headers);
         let stream = Stream::new(shared.clone(), call.clone(), running, reading, is_events);
@@ -126,8 +127,10 @@ async fn answer(
             }
             seat.link().pool.keep(connection);
             seat.end(outcome(head.status));
+            let body = collected.to_bytes();
+            running.tally(|tally| tally.whole(&body));
             running.completed();
-            Ok(Response::from_parts(head, AnswerBody::Whole(collected.to_bytes())))
+            Ok(Response::from_parts(head, AnswerBody::Whole(body)))
         }
         Ok(Err(error)) => {
             seat.end(Outcome::Fault);

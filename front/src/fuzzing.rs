@@ -9,6 +9,7 @@ use crate::events::{Events, each};
 use crate::kserve::{Completion, Model, request};
 use crate::prompt::Prompt;
 use crate::routes::Continues;
+use crate::tally::Tally;
 use crate::transcript::Transcript;
 
 /// Reads from a body what a choice depends on; marks ascend.
@@ -39,6 +40,13 @@ pub fn stream<'a>(parts: impl IntoIterator<Item = &'a [u8]>, body: &[u8]) {
     if whole.read(&all).is_none() {
         let told = |of: &Transcript| (of.text.clone(), of.events, of.ended, of.not_resumable.is_some());
         assert_eq!(told(&whole), told(&in_parts));
+    }
+    let (mut streamed, mut kept) = (Tally::default(), Tally::default());
+    streamed.events(&all);
+    kept.whole(&all);
+    for tokens in [streamed.tokens(1), kept.tokens(1)].into_iter().flatten() {
+        assert!(tokens.0.cached <= tokens.0.prompt, "{tokens:?}");
+        let _ = tokens.0.computed();
     }
     for kind in [Continues::Chat, Continues::Completion] {
         let _ = continuation::rest(kind, &Bytes::copy_from_slice(body), &whole);

@@ -23,6 +23,8 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     TRANSFER_ENCODING,
     UPGRADE,
 ];
+/// Name of a request in logs, here and at its worker.
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// A client's key without a scheme.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 

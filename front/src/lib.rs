@@ -7,8 +7,9 @@
 //! attempt, `forward` repeats it elsewhere, `stream` passes a response on and, on request, continues it by
 //! `continuation` from its `transcript` if its worker is lost, as often as `moves` allows. `shared` is what
 //! all requests need: the `servers`, the `link` to each, the counters. `health` checks the workers, `names`
-//! follows the addresses of those given by a name, `pool` keeps connections, with TLS for `https`; to a
-//! server that speaks KServe v2, a connection is a pipe to `kserve`, which translates.
+//! follows the addresses of those given by a name, `tally` counts the tokens of an answer for limits and the
+//! usage log. `pool` keeps connections, with TLS for `https`; to a server that speaks KServe v2, a connection
+//! is a pipe to `kserve`, which translates.
 //!
 //! No code here tokenises. Of `skein_choice` it uses the policy, the breaker, the load in `ledger` and
 //! receipts; of `skein_router` its `config`, `drain`, `refusal`, the loop of `serve` and the count of
@@ -44,6 +45,7 @@ mod serve;
 mod servers;
 mod shared;
 mod stream;
+mod tally;
 mod transcript;
 mod upstreams;
 mod worker_url;

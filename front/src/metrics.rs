@@ -9,6 +9,7 @@ use skein_node::metrics::{
 use skein_router::metrics::{Outcome, Refusals, TenantMetrics};
 use skein_router::refusal::Refusal;
 use skein_router::tenants::KeysFile;
+use skein_router::tenants::usage_log::UsageLog;
 
 use super::link::Link;
 use super::servers::{Health, WorkerState};
@@ -28,7 +29,7 @@ pub(super) struct UpstreamMetrics {
     known: IntGauge,
     ready: IntGauge,
     of_worker: [IntGaugeVec; 4],
-    /// If there is a keys file. Tokens are the workers' to count.
+    /// If there is a keys file or a usage log.
     tenants: Option<TenantMetrics>,
     /// Held while gauges are set and read: two scrapes at once would mix.
     scrape: Mutex<()>,
@@ -36,9 +37,10 @@ pub(super) struct UpstreamMetrics {
 
 impl UpstreamMetrics {
     /// All metrics, at zero.
-    pub fn new(keys: Option<KeysFile>) -> Self {
+    pub fn new(keys: Option<KeysFile>, usage: Option<UsageLog>) -> Self {
         let r = Registry::new(&[]);
         r.process();
+        r.certificates();
         let each = |name: &str, help: &str| r.gauges(name, help, &["worker"]);
         Self {
             refused: Refusals::new(&r),
@@ -84,7 +86,7 @@ impl UpstreamMetrics {
                 ),
                 each("skein_worker_breaker_open", "Whether a worker's breaker is open: 1 or 0."),
             ],
-            tenants: TenantMetrics::new(&r, keys, None),
+            tenants: TenantMetrics::new(&r, keys, usage),
             scrape: Mutex::new(()),
             registry: r,
         }

@@ -63,7 +63,15 @@ const fn plain(path: &'static str) -> Route {
     Route { path, continues: None }
 }
 
+/// Paths that count tokens or convert them, and compute nothing.
+const FREE: [&str; 4] = ["/v1/messages/count_tokens", "/tokenize", "/detokenize", "/apply-template"];
+
 impl Route {
+    /// Whether a request is work for a model, which limits of tokens and the usage log are about.
+    pub fn computes(&self) -> bool {
+        !FREE.contains(&self.path)
+    }
+
     /// The route of a request.
     ///
     /// # Errors

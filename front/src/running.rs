@@ -2,11 +2,16 @@
 
 use std::sync::Arc;
 
+use http::{HeaderValue, StatusCode};
 use skein_node::clock::{self, Timestamp};
-use skein_router::metrics::Outcome;
+use skein_router::metrics::{Outcome, TenantMetrics};
 use skein_router::tenants::Charge;
+use skein_router::tenants::usage_log::Usage;
 
+use super::headers::X_REQUEST_ID;
+use super::routes::Call;
 use super::shared::Shared;
+use super::tally::{Tally, Tokens};
 
 /// Counts and logs one accepted request; cancelled if it is dropped before its end.
 pub(super) struct Running {
@@ -19,15 +24,40 @@ pub(super) struct Running {
     ended: bool,
     /// Its share of the limits of its key.
     charge: Charge,
+    bill: Option<Bill>,
+}
+
+/// What is known of a request's cost; only where somebody pays or reads it.
+struct Bill {
+    request: String,
+    model: Arc<str>,
+    /// Estimate of its prompt.
+    prompt_tokens: u64,
+    tally: Tally,
+    /// Whether a server has refused it.
+    is_refused: bool,
 }
 
 impl Running {
     /// A request that has begun.
-    pub fn new(shared: Arc<Shared>, path: &'static str, arrived: Timestamp, charge: Charge) -> Self {
+    pub fn new(shared: Arc<Shared>, call: &Call, charge: Charge) -> Self {
+        let is_wanted = shared
+            .metrics
+            .tenants()
+            .is_some_and(|tenants| call.route.computes() && tenants.wants(charge.key().map(|key| &**key)));
+        let request = |id: &HeaderValue| String::from_utf8_lossy(id.as_bytes()).into_owned();
+        let bill = is_wanted.then(|| Bill {
+            request: call.headers.get(X_REQUEST_ID).map(request).unwrap_or_default(),
+            model: call.prompt.model.as_deref().unwrap_or_default().into(),
+            prompt_tokens: call.prompt.tokens.into(),
+            tally: Tally::default(),
+            is_refused: false,
+        });
         Self {
             shared,
-            arrived,
-            path,
+            arrived: call.arrived,
+            path: call.route.path,
+            bill,
             worker: String::new(),
             first_byte: None,
             moves: 0,
@@ -56,8 +86,23 @@ impl Running {
     }
 
     /// Another worker continues it by its text.
-    pub fn continued(&self) {
+    pub fn continued(&mut self) {
         self.shared.metrics.continued.inc();
+        self.tally(Tally::continued);
+    }
+
+    /// Its answer has this status.
+    pub fn answered(&mut self, status: StatusCode) {
+        if let Some(bill) = &mut self.bill {
+            bill.is_refused = status.is_client_error() || status.is_server_error();
+        }
+    }
+
+    /// Reads what counts of its answer.
+    pub fn tally(&mut self, read: impl FnOnce(&mut Tally)) {
+        if let Some(bill) = &mut self.bill {
+            read(&mut bill.tally);
+        }
     }
 
     /// It is answered.
@@ -70,10 +115,22 @@ impl Running {
         self.end(Outcome::Failed);
     }
 
+    /// What it has cost, and whether that is an estimate; `None` if only the estimate of its beginning is
+    /// known, as when its client left before the answer.
+    fn cost(&self, outcome: Outcome) -> Option<(Tokens, bool)> {
+        let bill = self.bill.as_ref()?;
+        let nothing = || {
+            let has_failed = matches!(outcome, Outcome::Failed) || bill.is_refused;
+            has_failed.then_some((Tokens::default(), false))
+        };
+        bill.tally.tokens(bill.prompt_tokens).or_else(nothing)
+    }
+
     fn end(&mut self, outcome: Outcome) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
+        let cost = self.cost(outcome);
         let outcome = outcome.label();
         let (metrics, total) = (&self.shared.metrics, clock::now().since(self.arrived));
         metrics.outcomes.with_label_values(&[outcome]).inc();
@@ -81,11 +138,23 @@ impl Running {
         metrics.moves.inc_by(self.moves.into());
         metrics.moved.inc_by((self.moves > 0).into());
         let key = self.charge.key().cloned();
-        if let (Some(tenants), Some(key)) = (metrics.tenants(), &key) {
+        self.charge.settle(cost.map_or(self.charge.tokens(), |(tokens, _)| tokens.computed()), clock::now());
+        if let (Some(tenants), Some(bill)) = (metrics.tenants(), self.bill.take()) {
+            let key = key.as_deref();
+            let (tokens, is_estimated) =
+                cost.unwrap_or((Tokens { prompt: bill.prompt_tokens, ..Tokens::default() }, true));
+            tenants.ended(Usage {
+                prompt_tokens: tokens.prompt,
+                cached_tokens: tokens.cached,
+                output_tokens: tokens.output,
+                is_estimated,
+                outcome,
+                duration: total,
+                ..TenantMetrics::usage(bill.request, key, bill.model)
+            });
+        } else if let (Some(tenants), Some(key)) = (metrics.tenants(), &key) {
             tenants.answered(key, outcome);
         }
-        // What the workers computed is not known here, so the estimate stands.
-        self.charge.settle(self.charge.tokens(), clock::now());
         tracing::info!(
             tenant = key.as_ref().map(|key| &*key.tenant),
             key = key.as_ref().map(|key| &*key.id),

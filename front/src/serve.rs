@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::header::ACCEPT;
-use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 use skein_choice::policy::EXPECTED_OUTPUT_TOKENS;
@@ -27,7 +27,7 @@ use uuid::Uuid;
 use super::answers::{json_body, refused, whole};
 use super::body::AnswerBody;
 use super::forward::forward;
-use super::headers::to_worker;
+use super::headers::{X_REQUEST_ID, to_worker};
 use super::prompt::Prompt;
 use super::rights;
 use super::routes::{Call, Route, resumes};
@@ -36,7 +36,6 @@ use super::servers::Unavailable;
 use super::shared::Shared;
 use super::upstreams::Upstreams;
 
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// The page at `/`.
 const WELCOME: &str =
@@ -68,6 +67,7 @@ fn serve_boxed(
     let shared = upstreams.0;
     let (limits, tls) = (shared.config.router.connection_limits(), shared.config.router.tls.clone());
     let (draining, keys) = (shared.clone(), shared.config.router.keys_file.clone());
+    let usage = shared.config.router.usage_log.clone();
     let drained = async move {
         shutdown.await;
         tracing::info!(running = draining.drain.running(), "draining");
@@ -90,6 +90,10 @@ fn serve_boxed(
     async move {
         let _watch = keys.as_ref().map(KeysFile::watch);
         skein_router::serve::accept_until(listener, tls, service, limits, drained).await;
+        // The requests that were cut have their lines, too.
+        if let Some(usage) = usage {
+            let _ = tokio::task::spawn_blocking(move || usage.flush()).await;
+        }
     }
     .boxed()
 }
@@ -223,7 +227,7 @@ async fn generate(
     let key = tenant.key().cloned();
     let mut response = match accept(&shared, route, path, &tenant, request, id.as_ref()).await {
         Ok((call, charge)) => {
-            let running = Running::new(shared.clone(), route.path, call.arrived, charge);
+            let running = Running::new(shared.clone(), &call, charge);
             let receipts = call.receipts.clone();
             let mut response = forward(shared, Arc::new(call), running).await;
             if let Some(value) = receipts.as_ref().and_then(receipts::header) {
@@ -278,7 +282,9 @@ async fn accept(
     let prompt = Prompt::read(&body, shared.seed);
     rights::check(tenant, &prompt)?;
     let expected = u64::from(prompt.samples) * u64::from(prompt.output_tokens.min(EXPECTED_OUTPUT_TOKENS));
-    let charge = Charge::estimated(tenant.key(), u64::from(prompt.tokens) + expected, arrived);
+    // To count tokens is free.
+    let tokens = if route.computes() { u64::from(prompt.tokens) + expected } else { 0 };
+    let charge = Charge::estimated(tenant.key(), tokens, arrived);
     let charge = charge.inspect_err(|_| {
         shared.metrics.tenants().zip(tenant.key()).inspect(|(tenants, key)| tenants.limited(key));
     })?;

@@ -49,7 +49,7 @@ impl Shared {
         Self {
             keys: ApiKeys::of(&config.router),
             drain: Drain::default(),
-            metrics: UpstreamMetrics::new(config.router.keys_file.clone()),
+            metrics: UpstreamMetrics::new(config.router.keys_file.clone(), config.router.usage_log.clone()),
             seed: random::seed(),
             core: Mutex::new(Core { servers, rng: StdRng::seed_from_u64(random::seed()) }),
             links,

@@ -118,6 +118,8 @@ impl Stream {
         if let Some(at) = failed {
             whole.truncate(at);
         }
+        let is_events = self.events.is_some();
+        self.running.tally(|tally| if is_events { tally.events(&whole) } else { tally.part(&whole) });
         if let Some(edit) = &reading.edit {
             whole = edit.apply(&whole);
         }
@@ -155,8 +157,13 @@ impl Stream {
         if let State::Reading(reading) = std::mem::replace(&mut self.state, State::Ended) {
             reading.finish();
         }
+        let rest = self.events.as_mut().map(Events::rest);
+        self.running.tally(|tally| match &rest {
+            Some(rest) => tally.events(rest),
+            None => tally.whole(b""),
+        });
         self.running.completed();
-        self.events.as_mut().map(|events| Ok(events.rest()))
+        rest.map(Ok)
     }
 
     /// The worker was lost: another one continues, or the stream ends.

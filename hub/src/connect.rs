@@ -1,20 +1,15 @@
 //! Connections: TLS with the system's roots, through a proxy if the environment specifies one.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use http::Uri;
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
-use hyper_util::client::legacy::connect::proxy::Tunnel;
-use hyper_util::client::proxy::matcher::Matcher;
-use hyper_util::rt::TokioIo;
+use skein_client::Proxied;
 use skein_tls::ClientTls;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tower::{Service, ServiceExt};
 
@@ -24,7 +19,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 const RESOLVE_WITHIN: Duration = Duration::from_secs(4);
 
 /// Connects to `http` and `https` addresses.
-pub type Connector = HttpsConnector<Proxied>;
+pub type Connector = HttpsConnector<Proxied<HttpConnector<Resolver>>>;
 
 /// Connector for this process's environment: HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE and others.
 pub fn connector() -> Connector {
@@ -32,39 +27,7 @@ pub fn connector() -> Connector {
     plain.enforce_http(false);
     plain.set_connect_timeout(Some(CONNECT_WITHIN));
     plain.set_nodelay(true);
-    HttpsConnector::from((
-        Proxied { plain, proxies: Arc::new(Matcher::from_env()) },
-        ClientTls::of_system().current(),
-    ))
-}
-
-/// Connects directly or through a proxy.
-#[derive(Debug, Clone)]
-pub struct Proxied {
-    plain: HttpConnector<Resolver>,
-    proxies: Arc<Matcher>,
-}
-
-impl Service<Uri> for Proxied {
-    type Response = TokioIo<TcpStream>;
-    type Error = Box<dyn std::error::Error + Send + Sync>;
-    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.plain.poll_ready(context).map_err(Into::into)
-    }
-
-    fn call(&mut self, to: Uri) -> Self::Future {
-        let plain = self.plain.clone();
-        let Some(proxy) = self.proxies.intercept(&to) else {
-            return Box::pin(async move { Ok(plain.oneshot(to).await?) });
-        };
-        let mut tunnel = Tunnel::new(proxy.uri().clone(), plain);
-        if let Some(auth) = proxy.basic_auth() {
-            tunnel = tunnel.with_auth(auth.clone());
-        }
-        Box::pin(async move { Ok(tunnel.oneshot(to).await?) })
-    }
+    HttpsConnector::from((Proxied::new(plain), ClientTls::of_system().current()))
 }
 
 /// A server's name has no address, as on a machine without a network.

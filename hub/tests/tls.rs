@@ -1,19 +1,15 @@
 //! A hub over TLS with a certificate from the environment.
 
-use std::sync::Arc;
-
-use rcgen::{CertifiedKey, generate_simple_self_signed};
-use rustls::ServerConfig;
-use rustls::pki_types::PrivateKeyDer;
 use skein_hub::{Environment, Hub, HubError, ModelName, Need, Revision, Watch};
+use skein_tests::pki::{Dates, Pair, Pki};
+use skein_tls::{ClientCertificates, IdentityFiles, ServerFiles, ServerTls};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
 
 /// Answers every request over TLS with a distinctive refusal.
-async fn serve(listener: TcpListener, acceptor: TlsAcceptor) {
+async fn serve(listener: TcpListener, tls: ServerTls) {
     while let Ok((stream, _)) = listener.accept().await {
-        let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+        let Ok(mut stream) = tls.accept(stream).await else { continue };
         let mut request = [0; 1024];
         let _ = stream.read(&mut request).await;
         let answer = "HTTP/1.1 401 Unauthorized\r\nX-Error-Code: GatedRepo\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
@@ -24,18 +20,18 @@ async fn serve(listener: TcpListener, acceptor: TlsAcceptor) {
 
 #[tokio::test]
 async fn certificates_are_checked_against_the_named_roots() {
-    let CertifiedKey { cert, signing_key } =
-        generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let key = PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    let config = config.with_no_client_auth().with_single_cert(vec![cert.der().clone()], key).unwrap();
+    let pki = Pki::new();
+    let Pair { cert, key } = pki.issue("hub", &["localhost"], Dates::Always);
+    let tls = ServerTls::read(&ServerFiles {
+        identity: IdentityFiles { cert, key },
+        client_ca: None,
+        client_certificates: ClientCertificates::default(),
+    });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("https://localhost:{}", listener.local_addr().unwrap().port());
-    tokio::spawn(serve(listener, TlsAcceptor::from(Arc::new(config))));
+    tokio::spawn(serve(listener, tls.unwrap()));
     let cache = tempfile::tempdir().unwrap();
-    let roots = cache.path().join("roots.pem");
-    std::fs::write(&roots, cert.pem()).unwrap();
+    let roots = pki.ca();
 
     // The only test of this process, so nothing else reads the variable. The test runs itself twice, with and
     // without it.

@@ -1,6 +1,7 @@
 //! What every Skein process needs: configuration, clock, discovery, logging, supervision, shutdown. It
 //! contains no models and no policies.
 
+pub mod certificates;
 pub mod clock;
 pub mod config;
 pub mod discovery;

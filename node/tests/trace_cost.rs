@@ -52,7 +52,8 @@ fn allocations(model: &Arc<str>) -> u64 {
 fn a_request_that_is_not_sampled_allocates_once() {
     let model: Arc<str> = "a model".into();
     assert_eq!(allocations(&model), 0, "traces are off");
-    let endpoint = Endpoint { url: "http://127.0.0.1:9".into(), protocol: Protocol::Grpc };
+    let endpoint =
+        Endpoint { url: "http://127.0.0.1:9".into(), tls: Default::default(), protocol: Protocol::Grpc };
     let started = trace::start(&Options {
         traces: Some(endpoint),
         metrics: None,

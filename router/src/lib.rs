@@ -21,6 +21,7 @@ pub mod drain;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod generator;
+mod idle;
 pub mod limits;
 pub mod links;
 pub mod metrics;

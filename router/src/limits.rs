@@ -27,7 +27,7 @@ pub struct ConnectionLimits {
     /// Most connections of one client's address (of IPv6: of its /64); further ones are closed at once.
     /// `None` = no limit: behind a proxy all clients have its address.
     pub per_address: Option<usize>,
-    /// How long an HTTP/1.1 connection without a request stays open.
+    /// How long a connection without a request stays open.
     pub idle_timeout: Duration,
 }
 

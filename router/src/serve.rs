@@ -26,6 +26,7 @@ use tracing::{Instrument, info_span};
 use crate::api::http::nodes::{Node, NodeCheck};
 use crate::api::{self, grpc};
 use crate::app::App;
+use crate::idle::{Counted, Requests};
 use crate::limits::{ConnectionLimits, Place, Places};
 use crate::tenants::KeysFile;
 
@@ -112,8 +113,8 @@ fn serve_boxed<'a>(
     Ok(served.boxed())
 }
 
-/// Serves `service` on every connection until `drained` resolves, then closes the connections. An HTTP/1.1
-/// connection is closed `limits.idle_timeout` after its last answer.
+/// Serves `service` on every connection until `drained` resolves, then closes the connections. A connection
+/// is closed `limits.idle_timeout` after its last answer.
 pub async fn accept_until<F, B, D>(
     listener: TcpListener,
     tls: PortTls,
@@ -135,7 +136,13 @@ pub async fn accept_until<F, B, D>(
             ending = &mut drained => break ending,
             Some(_) = connections.join_next() => {}
             (place, stream) = accept(&listener, &places) => {
-                let served = Served { builder: builder.clone(), tls: tls.clone(), closing: closing.clone(), _place: place };
+                let served = Served {
+                    builder: builder.clone(),
+                    tls: tls.clone(),
+                    closing: closing.clone(),
+                    idle_timeout: limits.idle_timeout,
+                    _place: place,
+                };
                 connections.spawn(served.connection(stream, service.clone()));
             }
         }
@@ -167,6 +174,7 @@ struct Served {
     builder: auto::Builder<TokioExecutor>,
     tls: PortTls,
     closing: CancellationToken,
+    idle_timeout: Duration,
     /// Held while the connection is open, from before its handshake.
     _place: Place,
 }
@@ -202,17 +210,20 @@ async fn exchange<F, B>(
     F: Future<Output = http::Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
-    let (builder, closing) = (&served.builder, &served.closing);
+    let Served { builder, closing, idle_timeout, .. } = &served;
     let (wire, is_node) = (accepted.wire, accepted.is_node);
     let asked = Arc::new(AtomicBool::new(false));
     let noting = asked.clone();
+    let requests = Requests::new();
+    let counting = requests.clone();
     let service = service_fn(move |mut request: http::Request<Incoming>| {
         noting.store(true, Ordering::Relaxed);
+        let open = counting.begin(request.version());
         if is_node {
             request.extensions_mut().insert(Node);
         }
         let answered = service(request);
-        async move { Ok::<_, Infallible>(answered.await) }
+        async move { Ok::<_, Infallible>(answered.await.map(|body| Counted::new(body, open))) }
     });
     let served = builder.serve_connection(TokioIo::new(wire), service);
     tokio::pin!(served);
@@ -227,6 +238,11 @@ async fn exchange<F, B>(
         ended = served.as_mut() => ended,
         () = silent => return,
         () = closing.cancelled() => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+        // A request that arrives meanwhile is served: the client is told first that it is the last.
+        () = requests.idle(*idle_timeout) => {
             served.as_mut().graceful_shutdown();
             served.await
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use skein_router::limits::{ConnectionLimits, MAX_CONNECTIONS};
 use skein_router::serve::accept_until;
@@ -31,6 +31,8 @@ const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
+const ACK: u8 = 1;
+const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// `POST http /` of the static table, and the authority `x`.
@@ -75,6 +77,17 @@ async fn next(stream: &mut TcpStream) -> io::Result<(u8, u8, Vec<u8>)> {
     let mut payload = vec![0; u32::from_be_bytes([0, high, middle, low]) as usize];
     stream.read_exact(&mut payload).await?;
     Ok((kind, flags, payload))
+}
+
+/// Answers pings until the server says that it ends the connection.
+async fn only_answer_pings(stream: &mut TcpStream) {
+    loop {
+        match next(stream).await.unwrap() {
+            (GOAWAY, ..) => return,
+            (PING, 0, payload) => stream.write_all(&frame(PING, ACK, 0, &payload)).await.unwrap(),
+            _ => {}
+        }
+    }
 }
 
 /// The code with which the server ends the connection; `None` if it is cut before the code arrives.
@@ -143,6 +156,22 @@ async fn a_client_that_opens_and_resets_streams_loses_its_connection() {
     flood(&mut stream, (0..100).map(burst)).await;
     assert!(end(&mut stream).await.is_none_or(|code| code == ENHANCE_YOUR_CALM));
     assert!(calls.load(Ordering::Relaxed) < 50_000, "{calls:?} of 100,000 requests were started");
+    answers(address).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_whose_streams_are_all_in_error_loses_its_connection() {
+    let (address, calls) = serve(LIMITS).await;
+    let mut stream = http2(address).await;
+    // A connection without any request would be closed for that.
+    stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &HEAD)).await.unwrap();
+    while !matches!(next(&mut stream).await.unwrap(), (DATA, END_STREAM, _)) {}
+    // HTTP/2 has no header `connection`, so each stream is reset as malformed.
+    let head = [&HEAD[..], b"\x00\x0aconnection\x01x"].concat();
+    let malformed = (0..50_000).map(|at| frame(HEADERS, END_HEADERS | END_STREAM, 2 * at + 3, &head));
+    flood(&mut stream, malformed).await;
+    assert!(end(&mut stream).await.is_none_or(|code| code == ENHANCE_YOUR_CALM));
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
     answers(address).await;
 }
 
@@ -219,4 +248,48 @@ async fn connections_above_the_limit_wait_for_a_place() {
     assert_eq!(calls.load(Ordering::Relaxed), 0, "the third waits");
     drop(held);
     waiting.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_http2_connection_that_only_answers_pings_is_closed() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = |request: http::Request<Incoming>| async {
+        let body = request.into_body().collect().await.map(|body| body.to_bytes());
+        http::Response::new(Full::new(body.unwrap_or_default()))
+    };
+    let (tls, limits) = (
+        skein_tls::PortTls::default(),
+        ConnectionLimits { idle_timeout: Duration::from_millis(300), ..LIMITS },
+    );
+    tokio::spawn(accept_until(listener, tls, service, limits, std::future::pending::<Infallible>()));
+    let mut stream = http2(address).await;
+    stream.write_all(&frame(HEADERS, END_HEADERS, 1, &HEAD)).await.unwrap();
+    let open = timeout(4 * limits.idle_timeout, only_answer_pings(&mut stream)).await;
+    assert!(open.is_err(), "a request is open");
+
+    stream.write_all(&frame(DATA, END_STREAM, 1, b"body")).await.unwrap();
+    timeout(SOON, only_answer_pings(&mut stream)).await.expect("the connection is closed");
+
+    // A request that crosses the notice is served; then the connection ends.
+    stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 3, &HEAD)).await.unwrap();
+    let mut answered = false;
+    while let Ok((kind, flags, payload)) = next(&mut stream).await {
+        answered |= kind == HEADERS;
+        if (kind, flags) == (PING, 0) {
+            stream.write_all(&frame(PING, ACK, 0, &payload)).await.unwrap();
+        }
+    }
+    assert!(answered, "it is served");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_http2_peer_that_answers_no_ping_is_closed_with_its_requests() {
+    let (address, _) = serve(LIMITS).await;
+    let mut stream = http2(address).await;
+    stream.write_all(&frame(HEADERS, END_HEADERS, 1, &HEAD)).await.unwrap();
+    let silent = async { while next(&mut stream).await.is_ok() {} };
+    // The server pings after 20 s and waits as long for the answer. The paused clock may go on to later
+    // timers before what has been written is read.
+    timeout(Duration::from_secs(600), silent).await.expect("the connection is closed");
 }

@@ -67,15 +67,25 @@ class Processes:
                 process.wait()
 
 
+def certificates(skein, directory):
+    """Flags of a node's certificate, whose end is a metric."""
+    for arguments in (["ca"], ["node", "node", "--host", "127.0.0.1"]):
+        subprocess.run([os.path.abspath(skein), "certs", *arguments], cwd=directory.parent, check=True, capture_output=True)
+    files = (("ca", "ca.crt"), ("cert", "node.crt"), ("key", "node.key"))
+    return [f"--cluster-{flag}={directory / file}" for flag, file in files]
+
+
 class Cluster:
     """`skein serve` with two workers, and a router with a standalone worker, whose engine can be scraped."""
 
     def __init__(self, skein, processes):
-        serve, router, self.worker = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        serve, router, worker, self.worker = (f"127.0.0.1:{free_port()}" for _ in range(4))
         self.routers = [serve, router]
-        self.serve = processes.start("serve", skein, "serve", "--workers", "2", "--port", serve.split(":")[1])
-        processes.start("worker", skein, "worker", "--listen", self.worker, "--enable-lora")
-        processes.start("router", skein, "router", "--workers", self.worker, "--port", router.split(":")[1])
+        node = certificates(skein, processes.directory / "certs")
+        self.serve = processes.start("serve", skein, "serve", "--workers", "2", "--port", serve.split(":")[1], *node)
+        processes.start("worker", skein, "worker", "--listen", worker, "--metrics-port", self.worker.split(":")[1],
+                        "--enable-lora", *node)
+        processes.start("router", skein, "router", "--workers", worker, "--port", router.split(":")[1], *node)
         for address in self.routers:
             wait_until(f"{address} is ready", lambda: get(f"http://{address}/readyz") is not None)
         # Both workers of `serve`, so that a request can move to another worker.

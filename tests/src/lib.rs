@@ -4,6 +4,7 @@
 pub mod check;
 pub mod child;
 pub mod client;
+pub mod decrypt;
 pub mod etcd;
 pub mod history;
 pub mod hub;

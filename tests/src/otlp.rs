@@ -19,9 +19,12 @@ use opentelemetry_proto::tonic::metrics::v1::{HistogramDataPoint, metric::Data};
 use opentelemetry_proto::tonic::trace::v1 as wire;
 use prost::Message;
 use skein_node::clock;
+use skein_tls::ServerTls;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status};
+
+use crate::decrypt::decrypt;
 
 /// Longer than the timeout of any exporter.
 const FOREVER: Duration = Duration::from_secs(3600);
@@ -110,7 +113,7 @@ pub struct Receiver {
     /// URL of the HTTP endpoint.
     pub http: String,
     state: State,
-    tasks: [JoinHandle<()>; 2],
+    tasks: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug, Clone)]
@@ -210,8 +213,23 @@ impl Receiver {
             grpc: format!("http://{grpc}"),
             http: format!("http://{http}"),
             state,
-            tasks: [by_grpc, by_http],
+            tasks: vec![by_grpc, by_http],
         }
+    }
+
+    /// As [`start`](Self::start), with `https://localhost` URLs.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start).
+    pub async fn start_encrypted(mood: Mood, tls: ServerTls) -> Self {
+        let mut receiver = Self::start(mood).await;
+        for url in [&mut receiver.grpc, &mut receiver.http] {
+            let behind = url.trim_start_matches("http://").parse().expect("an address");
+            let (address, task) = decrypt(tls.clone(), behind).await;
+            receiver.tasks.push(task);
+            *url = format!("https://localhost:{}", address.port());
+        }
+        receiver
     }
 
     /// All spans of requests so far.

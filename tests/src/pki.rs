@@ -1,5 +1,5 @@
-//! Certificates made for a test: a CA, and what it issues, as PEM files in a temporary folder. The crate
-//! `tls`, which may use nothing of ours, includes this file in its own tests.
+//! Certificates made for a test: a CA, and what it issues, as PEM files in a temporary folder. The crates
+//! `tls`, which may use nothing of ours, `router` and `front` include this file in their own tests.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
@@ -18,6 +18,8 @@ const WORKS: &str = "the harness works";
 pub enum Dates {
     /// From 1975 to 4096.
     Always,
+    /// Until the first day of this year.
+    UntilYear(i32),
     /// Until 2001.
     Past,
     /// From 3000.
@@ -65,6 +67,15 @@ impl Pki {
         self.folder.path().join("ca.pem")
     }
 
+    /// The CA's own certificate and its key, which no server should have.
+    pub fn own_pair(&self, file: &str) -> Pair {
+        let path = |kind: &str| self.folder.path().join(format!("{file}.{kind}"));
+        let pair = Pair { cert: path("pem"), key: path("key") };
+        fs::copy(self.ca(), &pair.cert).expect(WORKS);
+        fs::write(&pair.key, self.issuer.key().serialize_pem()).expect(WORKS);
+        pair
+    }
+
     /// A folder for other files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -85,6 +96,7 @@ impl Pki {
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         match dates {
             Dates::Always => {}
+            Dates::UntilYear(year) => params.not_after = date_time_ymd(year, 1, 1),
             Dates::Past => params.not_after = date_time_ymd(2001, 1, 1),
             Dates::Future => params.not_before = date_time_ymd(3000, 1, 1),
         }

@@ -11,9 +11,10 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::certificate::Certificate;
 use crate::error::TlsError;
 use crate::handshake::HandshakeError;
-use crate::identity::IdentityFiles;
+use crate::identity::{Identity, IdentityFiles};
 use crate::provider::provider;
 use crate::reloading::Reloading;
 use crate::roots;
@@ -33,10 +34,16 @@ pub struct ClientFiles {
 /// TLS of a client; clones share the certificates.
 #[derive(Clone)]
 pub struct ClientTls {
-    shared: Arc<Reloading<ClientConfig>>,
+    shared: Arc<Reloading<Trusting>>,
     protocols: &'static [&'static [u8]],
     /// The name that every server must prove, instead of the host in its address.
     name: Option<&'static str>,
+}
+
+/// A configuration, and the certificate in it, if any.
+struct Trusting {
+    config: Arc<ClientConfig>,
+    certificate: Option<Certificate>,
 }
 
 impl std::fmt::Debug for ClientTls {
@@ -60,7 +67,9 @@ impl ClientTls {
                 None => roots::of_system(),
             };
             let shown = files.identity.as_ref().map(IdentityFiles::read).transpose()?;
-            Ok(config(roots, shown))
+            let (certified, certificate) =
+                shown.map(|Identity { certified, certificate }| (certified, certificate)).unzip();
+            Ok(Trusting { config: Arc::new(config(roots, certified)), certificate })
         })?;
         Ok(Self { shared: Arc::new(shared), protocols: &[], name: None })
     }
@@ -85,7 +94,7 @@ impl ClientTls {
 
     /// For the next connection.
     pub fn current(&self) -> Arc<ClientConfig> {
-        let config = self.shared.current();
+        let config = self.shared.current().config.clone();
         if self.protocols.is_empty() {
             return config;
         }
@@ -93,6 +102,11 @@ impl ClientTls {
         let mut offering = ClientConfig::clone(&config);
         offering.alpn_protocols = self.protocols.iter().map(|protocol| protocol.to_vec()).collect();
         Arc::new(offering)
+    }
+
+    /// What the next server that asks is shown.
+    pub fn certificate(&self) -> Option<Certificate> {
+        self.shared.current().certificate.clone()
     }
 
     /// The name that a server at `host` must prove.

@@ -78,7 +78,7 @@ fn name() -> ServerName<'static> {
 /// Peers would refuse this node one by one; better that it does not start.
 fn check_own(files: &ClusterFiles, issued: &dyn ClientCertVerifier) -> Result<(), TlsError> {
     let path = &files.identity.cert;
-    let certified = files.identity.read()?;
+    let certified = files.identity.read()?.certified;
     let parsed = identity::parse(path, &certified.cert[0])?;
     verify_server_name(&parsed, &name())
         .map_err(|_| TlsError::NotOfCluster { path: path.clone(), name: CLUSTER_NAME })?;

@@ -65,6 +65,9 @@ fn of_server(why: &CertificateError) -> Option<&'static str> {
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "the peer's certificate is for another name"
         }
+        CertificateError::Other(why) if why.to_string().contains("CaUsedAsEndEntity") => {
+            "the peer shows the certificate of a CA (CA:TRUE), which is for issuing others; it needs one of its own"
+        }
         _ => return None,
     })
 }

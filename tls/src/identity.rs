@@ -11,6 +11,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{CertificateError, Error, InconsistentKeys, RootCertStore};
 use serde::{Deserialize, Serialize};
 
+use crate::certificate::Certificate;
 use crate::error::TlsError;
 use crate::pem;
 use crate::provider::provider;
@@ -24,18 +25,27 @@ pub struct IdentityFiles {
     pub key: PathBuf,
 }
 
+/// What has been read.
+pub(crate) struct Identity {
+    pub certified: Arc<CertifiedKey>,
+    pub certificate: Certificate,
+}
+
 impl IdentityFiles {
     /// Reads both files; the key belongs to the certificate, and the certificate is valid now.
-    pub(crate) fn read(&self) -> Result<Arc<CertifiedKey>, TlsError> {
+    pub(crate) fn read(&self) -> Result<Identity, TlsError> {
         let chain = pem::certificates(&self.cert)?;
         check_dates(&self.cert, &chain[0])?;
+        let certificate = Certificate::of(&self.cert, &chain)?;
         let key = pem::private_key(&self.key)?;
         let bad_key = |why: Error| TlsError::BadKey { path: self.key.clone(), why: why.to_string() };
         let key = provider().key_provider.load_private_key(key).map_err(bad_key)?;
-        let certified = CertifiedKey::new(chain, key);
+        let certified = Arc::new(CertifiedKey::new(chain, key));
         match certified.keys_match() {
             // Only keys outside this process, as in a security module, cannot be compared.
-            Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(Arc::new(certified)),
+            Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => {
+                Ok(Identity { certified, certificate })
+            }
             Err(_) => Err(TlsError::KeyMismatch { cert: self.cert.clone(), key: self.key.clone() }),
         }
     }

@@ -6,6 +6,7 @@
 
 mod accept;
 mod blocking;
+mod certificate;
 mod client;
 mod cluster;
 mod error;
@@ -21,6 +22,7 @@ mod wire;
 
 pub use accept::{AcceptError, HANDSHAKE_TIMEOUT};
 pub use blocking::TlsSocket;
+pub use certificate::Certificate;
 pub use client::{ClientFiles, ClientStream, ClientTls};
 pub use cluster::{CLUSTER_NAME, ClusterFiles, ClusterTls};
 pub use error::TlsError;

@@ -9,8 +9,9 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::sign::SingleCertAndKey;
 use serde::{Deserialize, Serialize};
 
+use crate::certificate::Certificate;
 use crate::error::TlsError;
-use crate::identity::IdentityFiles;
+use crate::identity::{Identity, IdentityFiles};
 use crate::provider::provider;
 use crate::reloading::Reloading;
 use crate::roots;
@@ -43,7 +44,13 @@ pub struct ServerFiles {
 
 /// TLS of a listener; clones share the certificate.
 #[derive(Clone)]
-pub struct ServerTls(Arc<Reloading<ServerConfig>>);
+pub struct ServerTls(Arc<Reloading<Shown>>);
+
+/// A configuration, and the certificate in it.
+pub(crate) struct Shown {
+    config: Arc<ServerConfig>,
+    certificate: Certificate,
+}
 
 /// Whether both share one certificate.
 impl PartialEq for ServerTls {
@@ -78,14 +85,19 @@ impl ServerTls {
 
     pub(crate) fn with(
         paths: Vec<PathBuf>,
-        make: impl Fn() -> Result<ServerConfig, TlsError> + Send + Sync + 'static,
+        make: impl Fn() -> Result<Shown, TlsError> + Send + Sync + 'static,
     ) -> Result<Self, TlsError> {
         Ok(Self(Arc::new(Reloading::read(paths, make)?)))
     }
 
     /// For the next connection.
     pub fn current(&self) -> Arc<ServerConfig> {
-        self.0.current()
+        self.0.current().config.clone()
+    }
+
+    /// What the next connection is shown.
+    pub fn certificate(&self) -> Certificate {
+        self.0.current().certificate.clone()
     }
 
     /// Reads the files again if they have changed: whether they had. New connections use the new certificate,
@@ -115,11 +127,12 @@ pub(crate) fn client_verifier(
 pub(crate) fn config(
     identity: &IdentityFiles,
     verifier: Arc<dyn ClientCertVerifier>,
-) -> Result<ServerConfig, TlsError> {
-    let shown = Arc::new(SingleCertAndKey::from(identity.read()?));
+) -> Result<Shown, TlsError> {
+    let Identity { certified, certificate } = identity.read()?;
+    let shown = Arc::new(SingleCertAndKey::from(certified));
     let versions = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
     let versions = versions.unwrap_or_else(|error| unreachable!("ring has every default version: {error}"));
     let mut config = versions.with_client_cert_verifier(verifier).with_cert_resolver(shown);
     config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
-    Ok(config)
+    Ok(Shown { config: Arc::new(config), certificate })
 }

@@ -4,7 +4,7 @@
 mod error;
 mod files;
 mod issue;
-mod period;
+pub mod period;
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,9 @@
 //! `skein doctor`: what is wrong with this machine, the settings, the model or the cluster, and what to do. A
 //! check is the code that serving runs, called early; a room for each area, and the report.
 
+mod certificates;
 mod client;
+mod file_lock;
 mod gpu;
 mod key;
 mod machine;
@@ -16,7 +18,9 @@ mod server;
 mod settings;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use skein_node::clock;
 use skein_node::config::{Settings, text};
+use skein_tls::Certificate;
 
 use crate::exit::Failure;
 use crate::serve::ServeSettings;
@@ -111,6 +115,7 @@ async fn with_settings(
     gpu::check(report, &read.engine);
     report.begin("settings");
     settings::check(report, &settings);
+    certificates::check(report, &shown(&read), clock::unix_time());
     if let Some(server) = server {
         report.begin("server");
         server::check(report, &server).await;
@@ -124,4 +129,11 @@ async fn with_settings(
         report.begin("model");
         model::check(report, read).await;
     }
+}
+
+/// The certificates that serving would show, with the flags that name them.
+fn shown(read: &ServeSettings) -> Vec<(&'static str, Certificate)> {
+    let mut shown = read.front.guards.certificates();
+    shown.extend(read.collector_certificate().map(|certificate| ("otlp-cert", certificate)));
+    shown
 }

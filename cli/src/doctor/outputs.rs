@@ -4,6 +4,9 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
+use skein_router::batch::jobs::Store;
+
+use super::file_lock::{Locked, locked};
 use super::report::Report;
 use crate::settings::FrontSettings;
 
@@ -20,6 +23,22 @@ pub fn check(report: &mut Report, front: &FrontSettings) {
         }
     }
     if let Some(path) = &front.router.batch_dir {
+        let another = "give each router a --batch-dir of its own, or end the other process";
+        match locked(&Store::lock_file(path)) {
+            Locked::No => {}
+            Locked::By(owner) if owner.is_skein() => {
+                let found = format!("a Skein already uses {}: {owner}", path.display());
+                return report.warn("batch directory", found, another);
+            }
+            Locked::By(owner) => {
+                let found = format!("{} is in use by {owner}", path.display());
+                return report.fail("batch directory", found, another);
+            }
+            Locked::BySomebody => {
+                let found = format!("{} is in use by a process that this one cannot see", path.display());
+                return report.fail("batch directory", found, another);
+            }
+        }
         match may_make(path).and_then(|()| ["files", "work"].iter().try_for_each(|part| may_make(&path.join(part)))) {
             Ok(()) => report.ok("batch directory", path.display().to_string()),
             Err(error) => report.fail(

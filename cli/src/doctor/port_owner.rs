@@ -8,7 +8,7 @@ use std::path::Path;
 /// State of a listening socket in `/proc/net/tcp`.
 const LISTENING: &str = "0A";
 
-/// A process that listens.
+/// A process that has what serving needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     name: String,
@@ -16,6 +16,12 @@ pub struct Owner {
 }
 
 impl Owner {
+    /// The process of this number, if there is one.
+    pub fn of(process: u32) -> Option<Self> {
+        let name = fs::read_to_string(format!("/proc/{process}/comm")).ok()?;
+        Some(Self { name: name.trim().to_owned(), process })
+    }
+
     /// Whether it is this program.
     pub fn is_skein(&self) -> bool {
         self.name == "skein"
@@ -43,8 +49,7 @@ pub fn owner_of(port: u16) -> Option<Owner> {
     let processes = fs::read_dir("/proc").ok()?;
     let mut numbers = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let process = numbers.find(|process| has_one_of(*process, &sockets))?;
-    let name = fs::read_to_string(format!("/proc/{process}/comm")).ok()?;
-    Some(Owner { name: name.trim().to_owned(), process })
+    Owner::of(process)
 }
 
 fn has_one_of(process: u32, sockets: &[String]) -> bool {

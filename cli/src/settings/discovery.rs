@@ -1,10 +1,12 @@
 //! `--discovery`, and what etcd needs: a user, a password, certificates.
 
+use std::path::Path;
 use std::time::Duration;
 
 use skein_node::config::{Origin, Settings, duration, text};
 use skein_node::discovery::etcd::{EtcdSettings, LEASE_TTL, Tls, check_name};
 use skein_node::discovery::{MembershipSource, is_host_and_port};
+use skein_tls::Certificate;
 
 /// Largest certificate or password file, which is read whole.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -22,6 +24,8 @@ pub struct DiscoverySettings {
     pub source: Option<MembershipSource>,
     /// Access to etcd, if that is the source.
     pub etcd: EtcdSettings,
+    /// What etcd is shown.
+    pub etcd_certificate: Option<Certificate>,
 }
 
 impl DiscoverySettings {
@@ -39,7 +43,18 @@ impl DiscoverySettings {
                 EtcdSettings::default()
             }
         };
-        Self { source, etcd }
+        let shown = etcd.tls.as_ref().and_then(|tls| tls.identity.as_ref());
+        // One that has no dates to read is etcd's to judge.
+        let read = |path: &str| Ok(Certificate::read(Path::new(path)).ok());
+        let etcd_certificate = shown.and_then(|_| settings.value("etcd-cert", read)).flatten();
+        Self { source, etcd, etcd_certificate }
+    }
+
+    /// Has the end of the certificate for etcd exported and spoken of.
+    pub fn watch(&self) {
+        if let Some(certificate) = self.etcd_certificate.clone() {
+            skein_node::certificates::watch("etcd-cert", move || Some(certificate.clone()));
+        }
     }
 }
 
@@ -246,5 +261,22 @@ mod tests {
         assert_eq!(discovery.etcd.user, Some(("me".to_owned(), "hunter2".to_owned())));
         let shown = format!("{discovery:?} {:?}", settings.effective());
         assert!(!shown.contains("hunter2"), "{shown}");
+    }
+
+    #[test]
+    fn the_certificate_for_etcd_is_known_by_its_end() {
+        let pki = skein_tests::pki::Pki::new();
+        let pair = pki.issue("me", &["me"], skein_tests::pki::Dates::Always);
+        let [ca, cert, key] = [pki.ca(), pair.cert.clone(), pair.key].map(|path| path.display().to_string());
+        let files = ["--etcd-ca", &ca, "--etcd-cert", &cert, "--etcd-key", &key];
+        let read = |source: &str| {
+            let command = with_flags(Command::new("test").no_binary_name(true), WORKER);
+            let arguments = [&["--discovery", source], &files[..]].concat();
+            let matches = command.try_get_matches_from(arguments).expect("the flags parse");
+            let mut settings = load(WORKER, &matches).expect("nothing to read");
+            DiscoverySettings::read(&mut settings).etcd_certificate.map(|certificate| certificate.path)
+        };
+        assert_eq!(read("etcds://a:1"), Some(pair.cert));
+        assert_eq!(read("etcd://a:1"), None, "without TLS nothing is shown");
     }
 }

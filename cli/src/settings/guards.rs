@@ -4,12 +4,14 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use skein_node::certificates;
 use skein_node::config::{Origin, Settings, one_of, text};
 use skein_node::supervisor::Secret;
 use skein_router::links::transport::Grpc;
 use skein_sys::regular_file;
 use skein_tls::{
-    ClientCertificates, ClusterFiles, ClusterTls, IdentityFiles, PortTls, ServerFiles, ServerTls, TlsError,
+    Certificate, ClientCertificates, ClusterFiles, ClusterTls, IdentityFiles, PortTls, ServerFiles,
+    ServerTls, TlsError,
 };
 
 /// Largest file of a secret, which is read whole.
@@ -58,6 +60,23 @@ impl Guards {
         let clients = self.clients.as_ref().map_or(Ok(false), ServerTls::reload);
         let cluster = self.cluster.as_ref().map_or(Ok(false), ClusterTls::reload);
         Ok(clients? | cluster?)
+    }
+
+    /// The certificates that this process shows, with the flags that name them.
+    pub fn certificates(&self) -> Vec<(&'static str, Certificate)> {
+        let clients = self.clients.iter().map(|tls| ("tls-cert", tls.certificate()));
+        let nodes = self.cluster.iter().map(|tls| ("cluster-cert", tls.server.certificate()));
+        clients.chain(nodes).collect()
+    }
+
+    /// Has the certificates' ends exported and spoken of.
+    pub fn watch(&self) {
+        if let Some(tls) = self.clients.clone() {
+            certificates::watch("tls-cert", move || Some(tls.certificate()));
+        }
+        if let Some(cluster) = self.cluster.clone() {
+            certificates::watch("cluster-cert", move || Some(cluster.server.certificate()));
+        }
     }
 
     /// Connects to other processes of the cluster: with this node's certificate, and with `key`, else with

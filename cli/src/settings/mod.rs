@@ -11,6 +11,7 @@ mod fake;
 mod guards;
 mod metrics_port;
 mod otlp;
+mod otlp_tls;
 #[cfg(feature = "worker")]
 mod precision;
 #[cfg(feature = "worker")]

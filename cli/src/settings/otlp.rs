@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use skein_node::config::{Settings, duration, number, one_of, text};
 use skein_node::trace::{Endpoint, Options, Protocol, Sampling};
+use skein_tls::ClientFiles;
+
+use super::otlp_tls::{self, GivenFiles};
 
 /// Default fraction of requests that are sampled.
 const DEFAULT_RATIO: f64 = 0.05;
@@ -29,6 +32,7 @@ impl OtlpSettings {
             traces: settings.value("otlp-traces-endpoint", url),
             protocol: settings.value("otlp-protocol", protocol),
             ratio: settings.value("trace-ratio", number(0.0..=1.0)),
+            files: GivenFiles::read(settings),
         };
         let slow_after = settings.value("trace-slow", duration(LEAST_SLOW..=MOST_SLOW)).unwrap_or(MOST_SLOW);
         let options = match given.resolve(environment) {
@@ -46,6 +50,7 @@ impl OtlpSettings {
                 None
             }
         };
+        otlp_tls::check(settings, options.as_ref());
         Self { options }
     }
 
@@ -65,6 +70,7 @@ struct Given {
     traces: Option<String>,
     protocol: Option<Protocol>,
     ratio: Option<f64>,
+    files: GivenFiles,
 }
 
 type Resolved = (Option<Endpoint>, Option<Endpoint>, Sampling);
@@ -122,14 +128,17 @@ impl Given {
             }
             (None, None) => Protocol::Grpc,
         };
-        Ok(match (own, both, protocol) {
-            (Some(url), _, protocol) => Some(Endpoint { url, protocol }),
-            (None, Some(base), Protocol::Grpc) => Some(Endpoint { url: base.clone(), protocol }),
-            (None, Some(base), Protocol::Http) => {
-                Some(Endpoint { url: format!("{}{path}", base.trim_end_matches('/')), protocol })
-            }
+        let url = match (own, both, protocol) {
+            (Some(url), _, _) => Some(url),
+            (None, Some(base), Protocol::Grpc) => Some(base.clone()),
+            (None, Some(base), Protocol::Http) => Some(format!("{}{path}", base.trim_end_matches('/'))),
             (None, None, _) => None,
-        })
+        };
+        Ok(url.map(|url| {
+            let is_https = url.starts_with("https://");
+            let tls = if is_https { self.files.resolve(environment, signal) } else { ClientFiles::default() };
+            Endpoint { url, tls, protocol }
+        }))
     }
 
     fn sampling(&self, environment: &impl Fn(&str) -> Option<String>) -> Result<Sampling, String> {
@@ -166,12 +175,8 @@ fn protocol(given: &str) -> Result<Protocol, String> {
 fn url(given: &str) -> Result<String, String> {
     let given = text(given)?;
     let bad = |why: &str| Err(format!("`{given}` {why}; write it like http://localhost:4317"));
-    if given.starts_with("https://") {
-        return Err(format!(
-            "`{given}`: Skein sends plain HTTP; run a collector beside it, or a proxy that adds TLS"
-        ));
-    }
-    let Some(rest) = given.strip_prefix("http://") else { return bad("is not an http:// URL") };
+    let rest = given.strip_prefix("http://").or_else(|| given.strip_prefix("https://"));
+    let Some(rest) = rest else { return bad("is not an http:// or https:// URL") };
     let host = rest.split('/').next().unwrap_or_default();
     if host.is_empty() || !given.bytes().all(|byte| byte.is_ascii_graphic()) {
         return bad("names no host");
@@ -189,7 +194,7 @@ mod tests {
     }
 
     fn endpoint(url: &str, protocol: Protocol) -> Option<Endpoint> {
-        Some(Endpoint { url: url.to_owned(), protocol })
+        Some(Endpoint { url: url.to_owned(), tls: ClientFiles::default(), protocol })
     }
 
     const PARENT: Sampling = Sampling { follows_parent: true, ratio: DEFAULT_RATIO };
@@ -235,6 +240,16 @@ mod tests {
     }
 
     #[test]
+    fn only_encrypted_endpoints_have_files() {
+        let ca = ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca.pem");
+        let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://c:1");
+        let metrics = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://c:2");
+        let (traces, metrics, _) = resolve(Given::default(), &[ca, traces, metrics]).expect("valid");
+        assert_eq!(traces.expect("given").tls.ca, Some("/ca.pem".into()));
+        assert_eq!(metrics.expect("given").tls, ClientFiles::default());
+    }
+
+    #[test]
     fn samplers_have_their_standard_names() {
         let sampling = |name, argument| {
             let variables = [("OTEL_TRACES_SAMPLER", name), ("OTEL_TRACES_SAMPLER_ARG", argument)];
@@ -251,11 +266,12 @@ mod tests {
 
     #[test]
     fn a_bad_url_is_refused_with_an_example() {
-        for bad in ["localhost:4317", "http://", "http:///v1", "ftp://c", "http://c d"] {
+        for bad in ["localhost:4317", "http://", "https://", "http:///v1", "ftp://c", "http://c d"] {
             assert!(url(bad).is_err_and(|problem| problem.contains("http://localhost:4317")), "{bad}");
         }
-        assert!(url("https://c").is_err_and(|problem| problem.contains("proxy")));
-        assert_eq!(url("http://[::1]:4317"), Ok("http://[::1]:4317".to_owned()));
+        for good in ["http://[::1]:4317", "https://c", "https://c:4318/v1/traces"] {
+            assert_eq!(url(good), Ok(good.to_owned()));
+        }
         let variable = [("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317")];
         assert!(resolve(Given::default(), &variable).is_err_and(|problem| problem.starts_with("OTEL_")));
     }

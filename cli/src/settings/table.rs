@@ -246,14 +246,14 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "TOML file of keys with tenant, limits, models and expiry each (skein keys new); read again when it changes [default: none]",
     ),
-    tokens(one(
+    one(
         "usage-log",
         None,
         "FILE",
         API,
         FRONT,
         "Append a line of JSON with the tokens of each request to this file, which may be rotated [default: none]",
-    )),
+    ),
     many(
         "allowed-origins",
         "ORIGIN",
@@ -823,7 +823,7 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         LIMITS,
         FRONT,
-        "How long a client's HTTP/1.1 connection without a request stays open; longer than a proxy in front keeps it",
+        "How long a client's connection without a request stays open; longer than a proxy in front keeps it",
     ),
     one(
         "max-connections",
@@ -981,6 +981,30 @@ pub const FLAGS: &[Flag] = &[
         TRACES,
         TRACED,
         "grpc or http/protobuf [default: OTEL_EXPORTER_OTLP_PROTOCOL, else grpc]",
+    ),
+    one(
+        "otlp-ca",
+        None,
+        "FILE",
+        TRACES,
+        TRACED,
+        "PEM file: the CA of an https:// collector [default: OTEL_EXPORTER_OTLP_CERTIFICATE, else the system's CAs]",
+    ),
+    one(
+        "otlp-cert",
+        None,
+        "FILE",
+        TRACES,
+        TRACED,
+        "PEM file of a certificate to show an https:// collector [default: OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE, else none]",
+    ),
+    one(
+        "otlp-key",
+        None,
+        "FILE",
+        TRACES,
+        TRACED,
+        "PEM file of the private key of --otlp-cert [default: --otlp-cert has it]",
     ),
     one(
         "trace-ratio",

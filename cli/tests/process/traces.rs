@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use skein_node::clock;
 use skein_tests::nodes::{Extras, Front, Worker};
 use skein_tests::otlp::{Mood, Receiver, Span};
+use skein_tests::pki::{Dates, Pki};
 use skein_tests::process::{Cluster, free_port};
+use skein_tls::{ClientCertificates, IdentityFiles, ServerFiles, ServerTls};
 
 use crate::{SKEIN, block_on};
 
@@ -418,5 +420,73 @@ fn a_process_without_traces_has_no_spans() {
         // A process sends its last spans before it exits.
         worker.process.wait_end(WITHIN).await;
         assert_eq!(receiver.process_spans().len() + receiver.spans().len(), 0);
+    });
+}
+
+#[test]
+fn a_collector_with_tls_gets_spans_and_metrics_only_from_those_whom_it_trusts() {
+    block_on(async {
+        let pki = Pki::new();
+        let (shown, own) =
+            (pki.issue("collector", &["localhost"], Dates::Always), pki.issue("us", &["us"], Dates::Always));
+        let tls = ServerTls::read(&ServerFiles {
+            identity: IdentityFiles { cert: shown.cert, key: shown.key },
+            client_ca: Some(pki.ca()),
+            client_certificates: ClientCertificates::Required,
+        });
+        let receiver = Receiver::start_encrypted(Mood::Willing, tls.expect("valid files")).await;
+        let ca = format!("--otlp-ca={}", pki.ca().display());
+        let (cert, key) =
+            (format!("--otlp-cert={}", own.cert.display()), format!("--otlp-key={}", own.key.display()));
+        for (url, protocol) in [(&receiver.grpc, "grpc"), (&receiver.http, "http/protobuf")] {
+            let (endpoint, protocol) =
+                (format!("--otlp-endpoint={url}"), format!("--otlp-protocol={protocol}"));
+            let of_all = vec!["--trace-ratio=1", &endpoint, &protocol, &ca];
+            let trusted = [&of_all[..], &[&cert, &key]].concat();
+            let of_worker = [&trusted[..], &["--device=fake"]].concat();
+            let worker = Worker::start(SKEIN, &Extras::flags(&of_worker)).await;
+            let prefix = ["env".to_owned(), "OTEL_METRIC_EXPORT_INTERVAL=200".to_owned()].to_vec();
+            let extras = Extras { prefix, ..Extras::flags(&trusted) };
+            let router = Front::router(SKEIN, &[worker.address], &extras).await;
+            // Shows no certificate.
+            let stranger = Front::router(SKEIN, &[worker.address], &Extras::flags(&of_all)).await;
+            let (spans, points) = (receiver.spans().len(), receiver.points().len());
+            load(&stranger.url, 3, 1).await;
+            let start = clock::now();
+            while dropped(&stranger.url).await == 0 {
+                assert!(clock::now().since(start) < WITHIN, "{url}: the collector refuses it");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            let log = stranger.process.log();
+            assert!(log.contains("the OTLP collector did not accept spans"), "{log}");
+            let of_router =
+                |spans: &[Span]| spans.iter().filter(|span| span.service == "skein-router").count();
+            assert_eq!(of_router(&receiver.spans()[spans..]), 0, "of the stranger, whose worker is trusted");
+            load(&router.url, 3, 1).await;
+            receiver.wait_spans(WITHIN, |all| of_router(&all[spans..]) >= 3).await;
+            while receiver.points().len() == points {
+                assert!(clock::now().since(start) < WITHIN, "{url}: metrics arrive");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    });
+}
+
+#[test]
+fn files_for_a_collector_that_cannot_be_used_end_the_start() {
+    block_on(async {
+        let check = async |flags: &[&str], expected: &str| {
+            let mut worker = Worker::spawn(SKEIN, &Extras::flags(flags));
+            worker.process.wait_end(WITHIN).await;
+            assert!(worker.process.log().contains(expected), "{flags:?}: {}", worker.process.log());
+        };
+        let https = "--otlp-endpoint=https://localhost:4317";
+        check(
+            &["--otlp-ca=/nowhere.pem", https],
+            "TLS to the OTLP collector https://localhost:4317: /nowhere.pem",
+        )
+        .await;
+        check(&["--otlp-key=/nowhere.pem", https], "--otlp-key: needs --otlp-cert").await;
+        check(&["--otlp-ca=/nowhere.pem"], "--otlp-ca: applies only to an https:// collector").await;
     });
 }

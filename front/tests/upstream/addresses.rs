@@ -1,57 +1,35 @@
 //! Workers with TLS, and workers that are the addresses of a name.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use rcgen::{CertifiedKey, generate_simple_self_signed};
-use rustls::ServerConfig;
-use rustls::pki_types::PrivateKeyDer;
 use skein_front::{UpstreamConfig, Upstreams, WorkerUrl};
 use skein_node::discovery::{Change, Member};
-use skein_tls::{ClientFiles, ClientTls};
-use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
+use skein_tls::{ClientCertificates, ClientFiles, ClientTls, IdentityFiles, ServerFiles, ServerTls};
 use tokio::sync::mpsc;
-use tokio_rustls::TlsAcceptor;
 
+use super::decrypt::decrypt;
 use super::mock::{Act, Mock};
+use super::pki::{Dates, Pair, Pki};
 use super::{Scene, TIMEOUT, chat, completion, config, expected, read};
 
-/// A certificate in PEM, and a server that decrypts with it and passes everything on to `inner`.
-async fn encrypted(name: &str, inner: SocketAddr) -> (String, SocketAddr) {
-    let CertifiedKey { cert, signing_key } =
-        generate_simple_self_signed(vec![name.to_owned()]).expect("the harness works");
-    let key = PrivateKeyDer::try_from(signing_key.serialize_der()).expect("the harness works");
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let server = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("the harness works")
-        .with_no_client_auth()
-        .with_single_cert(vec![cert.der().clone()], key)
-        .expect("the harness works");
-    let acceptor = TlsAcceptor::from(Arc::new(server));
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("the harness works");
-    let address = listener.local_addr().expect("the harness works");
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let acceptor = acceptor.clone();
-            tokio::spawn(async move {
-                let Ok(mut stream) = acceptor.accept(stream).await else { return };
-                let Ok(mut inner) = TcpStream::connect(inner).await else { return };
-                let _ = copy_bidirectional(&mut stream, &mut inner).await;
-            });
-        }
-    });
-    (cert.pem(), address)
+/// An authority, and a server with its certificate for `name` that decrypts and passes everything on to
+/// `inner`.
+async fn encrypted(name: &str, inner: SocketAddr) -> (Pki, SocketAddr) {
+    let pki = Pki::new();
+    let Pair { cert, key } = pki.issue("worker", &[name], Dates::Always);
+    let files = ServerFiles {
+        identity: IdentityFiles { cert, key },
+        client_ca: None,
+        client_certificates: ClientCertificates::default(),
+    };
+    let (address, _) = decrypt(ServerTls::read(&files).expect("valid files"), inner).await;
+    (pki, address)
 }
 
-/// Trusts the certificate in `pem`, and no other.
-fn trusting(pem: &str) -> ClientTls {
-    let folder = tempfile::tempdir().expect("the harness works");
-    let ca = folder.path().join("ca.pem");
-    std::fs::write(&ca, pem).expect("the harness works");
-    ClientTls::read(&ClientFiles { ca: Some(ca), identity: None }).expect("a certificate")
+/// Trusts that authority, and no other.
+fn trusting(pki: &Pki) -> ClientTls {
+    ClientTls::read(&ClientFiles { ca: Some(pki.ca()), identity: None }).expect("a certificate")
 }
 
 fn with_url(url: &str) -> UpstreamConfig {
@@ -63,9 +41,9 @@ fn with_url(url: &str) -> UpstreamConfig {
 #[tokio::test]
 async fn workers_with_tls_answer_stream_and_fail_as_others_do() {
     let mock = Mock::start().await;
-    let (pem, address) = encrypted("localhost", mock.address).await;
+    let (pki, address) = encrypted("localhost", mock.address).await;
     let mut config = with_url(&format!("https://localhost:{}/v1", address.port()));
-    config.use_worker_tls(trusting(&pem));
+    config.use_worker_tls(trusting(&pki));
     let scene = Scene::serve(vec![mock], Upstreams::start(config)).await;
     scene.wait_for_up(1).await;
     assert_eq!(
@@ -89,27 +67,27 @@ async fn workers_with_tls_answer_stream_and_fail_as_others_do() {
 #[tokio::test]
 async fn a_worker_whose_certificate_is_not_trusted_gets_no_request() {
     let mock = Mock::start().await;
-    let (pem, address) = encrypted("localhost", mock.address).await;
+    let (pki, address) = encrypted("localhost", mock.address).await;
     let (other, _) = encrypted("localhost", mock.address).await;
     let port = address.port();
-    let ask = async |url: String, pem: &str| {
+    let ask = async |url: String, pki: &Pki| {
         let mut config = with_url(&url);
         config.router.recovery.queue_timeout = Duration::from_millis(100);
-        config.use_worker_tls(trusting(pem));
+        config.use_worker_tls(trusting(pki));
         let scene = Scene::serve(Vec::new(), Upstreams::start(config)).await;
         tokio::time::sleep(Duration::from_millis(500)).await;
         scene.post("/v1/completions", &completion(false, 1)).await
     };
     // Another authority, and a certificate of another name.
-    for (url, pem) in
-        [(format!("https://localhost:{port}"), &other), (format!("https://127.0.0.1:{port}"), &pem)]
+    for (url, pki) in
+        [(format!("https://localhost:{port}"), &other), (format!("https://127.0.0.1:{port}"), &pki)]
     {
-        let answer = ask(url, pem).await;
+        let answer = ask(url, pki).await;
         assert_eq!(answer.status, 503, "{}", answer.text);
         assert!(answer.text.contains("the only one is lost"), "{}", answer.text);
     }
     assert!(mock.calls().is_empty());
-    assert_eq!(ask(format!("https://localhost:{port}"), &pem).await.status, 200);
+    assert_eq!(ask(format!("https://localhost:{port}"), &pki).await.status, 200);
 }
 
 /// A router before the addresses of a name, which the sender changes.

@@ -153,7 +153,7 @@ async fn a_receipt_says_why_a_worker_was_chosen() {
 }
 
 /// A file with these entries, for the duration of the test.
-fn keys_file(name: &str, text: &str) -> skein_router::tenants::KeysFile {
+pub fn keys_file(name: &str, text: &str) -> skein_router::tenants::KeysFile {
     let path = std::env::temp_dir().join(format!("skein-front-{name}-{}.toml", std::process::id()));
     std::fs::write(&path, text).expect("a keys file");
     let file = skein_router::tenants::KeysFile::open(&path).expect("a keys file");

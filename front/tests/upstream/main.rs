@@ -1,12 +1,19 @@
 //! A router before OpenAI servers, over real sockets: what clients get when servers fail in every way.
 
 mod addresses;
+#[path = "../../../tests/src/decrypt.rs"]
+#[allow(dead_code, unreachable_pub)] // shared
+mod decrypt;
 mod framing;
 mod kserve;
 mod limits;
 mod mock;
+#[path = "../../../tests/src/pki.rs"]
+#[allow(dead_code, unreachable_pub)] // shared
+mod pki;
 mod resume;
 mod retries;
+mod usage;
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;

@@ -30,6 +30,8 @@ pub enum Act {
     EngineFails(usize),
     /// Says nothing more after this many events.
     Stall(usize),
+    /// Answers, and tells the counts of tokens: prompt, cached, output.
+    Tell(u64, u64, u64),
     /// Closes the connection in the middle of a body with a length.
     CutBody,
     /// Answers with this status.
@@ -274,6 +276,12 @@ async fn generate(stream: &mut TcpStream, state: &State, head: &str, body: &Valu
         }
         _ => {}
     }
+    let usage = match act {
+        Act::Tell(prompt, cached, output) => json!({
+            "prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": {"cached_tokens": cached},
+        }),
+        _ => Value::Null,
+    };
     let range = tokens(head, body);
     if body["stream"] != true {
         if act == Act::Stall(0) {
@@ -281,10 +289,11 @@ async fn generate(stream: &mut TcpStream, state: &State, head: &str, body: &Valu
         }
         let text: String = range.map(|token| format!("t{token} ")).collect();
         let message = json!({"role": "assistant", "content": text});
-        return whole(stream, 200, &json!({"choices": [{"text": text, "message": message}]}).to_string())
-            .await;
+        let answer = json!({"choices": [{"text": text, "message": message}], "usage": usage});
+        return whole(stream, 200, &answer.to_string()).await;
     }
-    stream_out(stream, state, head.contains("/chat/"), range, act).await
+    let usage = (!usage.is_null()).then(|| format!("data: {}\n\n", json!({"choices": [], "usage": usage})));
+    stream_out(stream, state, head.contains("/chat/"), range, act, usage).await
 }
 
 async fn stream_out(
@@ -293,6 +302,7 @@ async fn stream_out(
     is_chat: bool,
     range: std::ops::Range<u64>,
     act: Act,
+    usage: Option<String>,
 ) -> Option<()> {
     if act == Act::Stall(0) {
         return gone(stream, state).await;
@@ -314,6 +324,7 @@ async fn stream_out(
         }));
     }
     events.push(chunk(json!({"index": 0, "delta": {}, "text": "", "finish_reason": "length"})));
+    events.extend(usage);
     events.push("data: [DONE]\n\n".to_owned());
     for (at, event) in events.iter().enumerate() {
         tokio::time::sleep(state.pause).await;

@@ -109,6 +109,11 @@ impl Registry {
         self.register(counters.exported.clone());
     }
 
+    /// When the certificates of this process expire.
+    pub fn certificates(&self) {
+        self.register(crate::certificates::gauge().clone());
+    }
+
     /// Everything as of now, ordered by name.
     pub fn gather(&self) -> Vec<MetricFamily> {
         self.0.gather()

@@ -10,8 +10,10 @@
 //! itself. Nothing that a client wrote or received may become an attribute.
 
 mod attribute;
+mod connection;
 mod context;
 mod current;
+mod error;
 mod export;
 mod gen_ai;
 mod options;
@@ -26,13 +28,14 @@ mod warnings;
 pub use attribute::Attribute;
 pub use context::{Headers, Link, Remote, TRACEPARENT, TRACESTATE, Traceparent};
 pub use current::{Entered, Within, current, enter, within};
+pub use error::StartError;
 pub use export::{SPANS_DROPPED, SPANS_DROPPED_HELP, SPANS_EXPORTED, SPANS_EXPORTED_HELP};
 pub use gen_ai::{GenAi, Observation};
 pub use options::{Endpoint, Options, Protocol, Sampling};
 pub use part::{Attempt, Part};
 pub use process::{Connecting, PROCESS, fail};
 pub use request::Request;
-pub use start::{StartError, flush, slow_after, start};
+pub use start::{flush, slow_after, start};
 
 pub(crate) use current::current_link;
 pub(crate) use export::counters;

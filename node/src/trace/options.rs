@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use skein_tls::ClientFiles;
 
 /// OTLP settings of a process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -25,10 +26,20 @@ pub struct Options {
 /// Destination of one signal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
-    /// URL with `http://`; for [`Protocol::Http`] it includes the signal's path.
+    /// URL with `http://` or `https://`; for [`Protocol::Http`] it includes the signal's path.
     pub url: String,
+    /// With `https://`: what is trusted and shown.
+    #[serde(default)]
+    pub tls: ClientFiles,
     /// Protocol of the endpoint.
     pub protocol: Protocol,
+}
+
+impl Endpoint {
+    /// Whether exports are encrypted.
+    pub fn is_https(&self) -> bool {
+        self.url.starts_with("https://")
+    }
 }
 
 /// Supported OTLP protocols.

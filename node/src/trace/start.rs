@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{Meter, MeterProvider};
-use opentelemetry_otlp::{MetricExporter, SpanExporter, WithExportConfig};
+use opentelemetry_otlp::{MetricExporter, SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::metrics::data::ResourceMetrics;
@@ -16,27 +16,10 @@ use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider, Temporality};
 use opentelemetry_sdk::trace::SpanExporter as _;
 use tokio::runtime::{Builder, Handle};
 
+use super::connection::Way;
+use super::error::StartError;
 use super::export::{self, EXPORT_TIMEOUT, Sending};
-use super::options::{Endpoint, Options, Protocol, Sampling};
-
-/// Why traces could not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The exporter rejects its settings.
-    #[error("the OTLP endpoint {url} cannot be used: {reason}")]
-    Endpoint {
-        /// The endpoint's URL.
-        url: String,
-        /// The exporter's message.
-        reason: String,
-    },
-    /// The thread could not be started.
-    #[error("cannot start the telemetry thread: {0}")]
-    Thread(#[from] std::io::Error),
-    /// Traces have already been started in this process.
-    #[error("traces have already started in this process")]
-    AlreadyStarted,
-}
+use super::options::{Endpoint, Options, Sampling};
 
 /// Sampling and [`slow_after`], set when traces start.
 static TRACES: OnceLock<(Sampling, Duration)> = OnceLock::new();
@@ -153,30 +136,43 @@ fn host_name() -> String {
 
 fn span_exporter(endpoint: &Endpoint) -> Result<SpanExporter, StartError> {
     let url = endpoint.url.clone();
-    let built = match endpoint.protocol {
-        Protocol::Grpc => {
+    let built = match Way::to(endpoint)? {
+        Way::PlainGrpc => {
             SpanExporter::builder().with_tonic().with_endpoint(url).with_timeout(EXPORT_TIMEOUT).build()
         }
-        Protocol::Http => {
+        Way::PlainHttp => {
             SpanExporter::builder().with_http().with_endpoint(url).with_timeout(EXPORT_TIMEOUT).build()
         }
+        Way::Grpc(channel) => {
+            SpanExporter::builder().with_tonic().with_channel(channel).with_timeout(EXPORT_TIMEOUT).build()
+        }
+        Way::Http(client) => {
+            let exporter = SpanExporter::builder().with_http().with_http_client(*client);
+            exporter.with_endpoint(url).with_timeout(EXPORT_TIMEOUT).build()
+        }
     };
-    built.map_err(|error| StartError::Endpoint { url: endpoint.url.clone(), reason: error.to_string() })
+    built.map_err(|error| endpoint.unusable(error))
 }
 
 fn meters(endpoint: &Endpoint, resource: Resource, handle: &Handle) -> Result<SdkMeterProvider, StartError> {
     let _entered = handle.enter();
     let url = endpoint.url.clone();
-    let built = match endpoint.protocol {
-        Protocol::Grpc => {
+    let built = match Way::to(endpoint)? {
+        Way::PlainGrpc => {
             MetricExporter::builder().with_tonic().with_endpoint(url).with_timeout(EXPORT_TIMEOUT).build()
         }
-        Protocol::Http => {
+        Way::PlainHttp => {
             MetricExporter::builder().with_http().with_endpoint(url).with_timeout(EXPORT_TIMEOUT).build()
         }
+        Way::Grpc(channel) => {
+            MetricExporter::builder().with_tonic().with_channel(channel).with_timeout(EXPORT_TIMEOUT).build()
+        }
+        Way::Http(client) => {
+            let exporter = MetricExporter::builder().with_http().with_http_client(*client);
+            exporter.with_endpoint(url).with_timeout(EXPORT_TIMEOUT).build()
+        }
     };
-    let exporter = built
-        .map_err(|error| StartError::Endpoint { url: endpoint.url.clone(), reason: error.to_string() })?;
+    let exporter = built.map_err(|error| endpoint.unusable(error))?;
     let reader = PeriodicReader::builder(OnRuntime { exporter, handle: handle.clone() }).build();
     Ok(SdkMeterProvider::builder().with_resource(resource).with_reader(reader).build())
 }

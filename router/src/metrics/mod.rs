@@ -265,6 +265,7 @@ impl Metrics {
         let r = Registry::new(&[("model_name", model_name), ("engine", "0")]);
         r.process();
         r.traces();
+        r.certificates();
         let metrics = Self {
             requests: r.counter("skein_requests_total", "Requests accepted."),
             refused: Refusals::new(&r),

@@ -151,6 +151,7 @@ impl TenantMetrics {
             prompt_tokens: 0,
             cached_tokens: 0,
             output_tokens: 0,
+            is_estimated: false,
             outcome: "",
             duration: std::time::Duration::ZERO,
         }

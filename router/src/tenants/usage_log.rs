@@ -41,6 +41,8 @@ pub struct Usage {
     pub cached_tokens: u64,
     /// Output tokens of all samples.
     pub output_tokens: u64,
+    /// Whether the counts are estimates, of servers that do not tell them.
+    pub is_estimated: bool,
     /// How it ended: `completed`, `cancelled` or `failed`.
     pub outcome: &'static str,
     /// From its arrival to its end.
@@ -51,13 +53,16 @@ impl Usage {
     fn line(&self) -> String {
         let (seconds, ms) = (Duration::from_secs(self.time.as_secs()), self.time.subsec_millis());
         let time = format!("{}.{ms:03}Z", strftime("%Y-%m-%dT%H:%M:%S", seconds));
-        let object = json!({
+        let mut object = json!({
             "time": time, "request": self.request, "tenant": self.tenant.as_deref(), "key": self.key.as_deref(),
             "model": &*self.model,
             "prompt_tokens": self.prompt_tokens, "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens, "outcome": self.outcome,
             "duration_ms": u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX),
         });
+        if self.is_estimated {
+            object["estimated"] = true.into();
+        }
         format!("{object}\n")
     }
 }
@@ -212,6 +217,7 @@ mod tests {
             prompt_tokens: 10,
             cached_tokens: 4,
             output_tokens: 7,
+            is_estimated: false,
             outcome: "completed",
             duration: Duration::from_micros(1500),
         }
@@ -232,6 +238,8 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(&usage("r").line()).unwrap();
         assert_eq!(line, serde_json::from_str::<serde_json::Value>(expected).unwrap());
         assert!(usage("r").line().ends_with("}\n"));
+        let estimated = Usage { is_estimated: true, ..usage("r") }.line();
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&estimated).unwrap()["estimated"], true);
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use skein_tls::{ClientCertificates, ClientFiles, ClientTls, IdentityFiles, ServerFiles, ServerTls};
+use skein_tls::{
+    Certificate, ClientCertificates, ClientFiles, ClientTls, IdentityFiles, ServerFiles, ServerTls,
+};
 
 use super::pki::{Dates, Pki};
 
@@ -82,4 +84,22 @@ fn nothing_of_a_key_is_printed() {
     let identity = IdentityFiles { cert: pair.cert, key: pair.key };
     let client = ClientTls::read(&ClientFiles { ca: None, identity: Some(identity) }).unwrap();
     assert_eq!(format!("{client:?}"), "ClientTls");
+}
+
+#[test]
+fn a_certificates_end_is_that_of_the_first_issuer_beside_it_and_a_ca_is_told_apart() {
+    let pki = Pki::new();
+    let (own, issuer) = (
+        pki.issue("own", &["localhost"], Dates::UntilYear(3000)),
+        pki.issue("issuer", &["a"], Dates::UntilYear(2999)),
+    );
+    let alone = Certificate::read(&own.cert).unwrap();
+    let days = |certificate: &Certificate| certificate.not_after.as_secs() / (24 * 3600);
+    let chain = pki.folder().join("chain.pem");
+    let both = [fs::read(&own.cert).unwrap(), fs::read(&issuer.cert).unwrap()].concat();
+    fs::write(&chain, both).unwrap();
+    let chain = Certificate::read(&chain).unwrap();
+    assert_eq!(days(&alone) - days(&chain), 365);
+    assert_eq!(chain.not_before, alone.not_before);
+    assert!(!alone.is_ca && Certificate::read(&pki.ca()).unwrap().is_ca);
 }

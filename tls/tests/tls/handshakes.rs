@@ -70,6 +70,9 @@ async fn a_server_is_believed_by_its_ca_and_its_host() {
         let message = meet(&shown, &client, host).await.0.unwrap_err();
         assert!(message.contains(expected), "{host}: {message}");
     }
+    let authority = ServerTls::read(&server(&pki.own_pair("ca-as-server"))).unwrap();
+    let message = meet(&authority, &trusting(&pki, None), "localhost").await.0.unwrap_err();
+    assert!(message.contains("certificate of a CA (CA:TRUE)"), "{message}");
     let client = trusting(&pki, None);
     assert!(client.server_name("[::1]").is_ok());
     let message = client.server_name("not a name").unwrap_err().to_string();
@@ -230,12 +233,14 @@ async fn a_new_certificate_is_for_new_connections_and_a_bad_one_for_none() {
     let before = trusting(&pki, None);
 
     // The certificate is replaced first, and the key a moment later.
-    let new = other.issue("server", &["localhost"], Dates::Always);
+    let new = other.issue("server", &["localhost"], Dates::UntilYear(3999));
     fs::copy(&new.cert, &pair.cert).unwrap();
     assert!(matches!(shown.reload(), Err(TlsError::KeyMismatch { .. })));
     assert_eq!(meet(&shown, &before, "localhost").await.0.unwrap(), "hello");
     fs::copy(&new.key, &pair.key).unwrap();
+    let ends_before = shown.certificate().not_after;
     assert!(shown.reload().unwrap());
+    assert_ne!(clone.certificate().not_after, ends_before, "what is told is what is shown");
     let after = trusting(&other, None);
     assert_eq!(meet(&clone, &after, "localhost").await.0.unwrap(), "hello");
     assert!(meet(&clone, &before, "localhost").await.0.is_err());

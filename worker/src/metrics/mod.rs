@@ -87,6 +87,7 @@ impl Metrics {
         let registry = Registry::new(&[("model_name", model_name), ("engine", "0")]);
         registry.process();
         registry.traces();
+        registry.certificates();
         let r = &registry;
         let phase = |name: &str, help: &str| r.histogram(name, help, buckets::REQUEST_LATENCY);
         let state_slots = r.gauges(

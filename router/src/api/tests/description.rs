@@ -1,5 +1,5 @@
-//! `/openapi.json` itself: how it is served, that it is whole, and that its routes and bounds are those of the
-//! server.
+//! `/openapi.json` itself: how it is served, that it is whole, and that its routes and bounds are those of
+//! the server.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;

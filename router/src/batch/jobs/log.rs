@@ -76,11 +76,16 @@ impl From<io::Error> for LogError {
     }
 }
 
+/// Locked by the process that has the log at `path`.
+pub(super) fn lock_file(path: &Path) -> PathBuf {
+    path.with_extension("lock")
+}
+
 impl Log {
     /// Opens or creates the log at `path` and replays it. An incomplete last line is dropped: a kill cut it
     /// before a client could observe its effect.
     pub fn open(path: &Path, disk: Arc<Disk>) -> Result<(Self, State), LogError> {
-        let lock = options().open(path.with_extension("lock"))?;
+        let lock = options().open(lock_file(path))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(LogError::InUse),

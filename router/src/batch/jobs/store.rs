@@ -10,13 +10,16 @@ use uuid::Uuid;
 
 use super::error::StoreError;
 use super::limits::MAX_RECORDS;
-use super::log::{Log, LogError, LogLine, State};
+use super::log::{self, Log, LogError, LogLine, State};
 use super::owners::Owners;
 use super::record::{Counts, FileRecord, Job, NewJob, Purpose, Status};
 use super::usage::Usage;
 use crate::batch::disk::{self, Disk};
 use crate::batch::output;
 use crate::config::BatchLimits;
+
+/// Name of the log in its directory.
+const LOG: &str = "jobs.log";
 
 /// Files and jobs of all tenants. Calls block briefly on the disk.
 #[derive(Debug)]
@@ -46,6 +49,11 @@ impl Store {
         Self::open_on(Disk::of(directory), directory, limits)
     }
 
+    /// The file that a router locks while it uses `directory`.
+    pub fn lock_file(directory: &Path) -> PathBuf {
+        log::lock_file(&directory.join(LOG))
+    }
+
     /// [`open`](Self::open) on this disk.
     pub(super) fn open_on(disk: Disk, directory: &Path, limits: BatchLimits) -> Result<Self, StoreError> {
         let failed = |path: &Path| {
@@ -57,7 +65,7 @@ impl Store {
             disk::create_directory(&path).map_err(failed(&path))?;
             disk::make_private(&path);
         }
-        let (disk, path) = (Arc::new(disk), directory.join("jobs.log"));
+        let (disk, path) = (Arc::new(disk), directory.join(LOG));
         let (mut log, mut state) = Log::open(&path, disk.clone()).map_err(|error| match error {
             LogError::Io(error) => StoreError::Io { path: path.clone(), error },
             LogError::InUse => StoreError::InUse(directory.to_owned()),
