@@ -4,6 +4,9 @@ use crate::same_fields::same_fields;
 use crate::version::Version;
 use crate::worker::v1 as wire;
 
+/// Backend of a router that speaks for the workers behind it.
+pub const ROUTER: &str = "router";
+
 /// What a worker serves, and its limits.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)] // as in skein.worker.v1.InfoResponse

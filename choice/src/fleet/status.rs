@@ -1,6 +1,6 @@
 //! State of the workers, for people and gateways.
 
-use skein_proto::info::WorkerInfo;
+use skein_proto::info::{ROUTER, WorkerInfo};
 use skein_proto::load::Load;
 
 use super::worker::NotReady;
@@ -29,6 +29,11 @@ impl WorkerStatus {
     /// Whether it accepts requests.
     pub fn is_ready(&self) -> bool {
         self.refuses.is_none()
+    }
+
+    /// Whether it is a router, which a gateway takes for a worker.
+    pub fn is_router(&self) -> bool {
+        self.info.as_ref().is_some_and(|info| info.backend == ROUTER)
     }
 
     /// `ready`, or the reason why not.

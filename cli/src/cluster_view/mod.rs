@@ -10,6 +10,7 @@ mod top;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 
 use self::server::{DEFAULT_URL, Server};
+use self::snapshot::Snapshot;
 use crate::exit::Failure;
 use crate::server_access::Certificates;
 
@@ -51,7 +52,7 @@ pub async fn status(matches: &ArgMatches) -> Result<(), Failure> {
         outln!("{answer:#}");
         return Ok(());
     }
-    let snapshot = serde_json::from_value(answer).map_err(|error| failed(error.to_string()))?;
+    let snapshot = Snapshot::read(answer).map_err(|error| failed(error.to_string()))?;
     out!("{}", status::text(&snapshot));
     Ok(())
 }

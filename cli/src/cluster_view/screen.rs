@@ -6,9 +6,9 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState, Wrap};
 
-use super::snapshot::{Blocks, Snapshot, Worker, per_second, percent};
+use super::snapshot::{Blocks, Snapshot, Worker, per_second, percent, step};
 
 /// Cells of a bar of blocks, from narrow screens to wide ones.
 const BAR: (u16, u16) = (6, 24);
@@ -88,6 +88,10 @@ impl Screen {
         }
         let worker = self.chosen.selected().and_then(|at| snapshot.workers.get(at));
         self.asked = worker.map(|worker| (worker.id.clone(), worker.state != "draining"));
+        if let Some(router) = worker.filter(|worker| worker.router) {
+            self.said = format!("{} is a router; drain its workers there", router.id);
+            self.asked = None;
+        }
     }
 }
 
@@ -109,7 +113,7 @@ impl Rates {
 /// Draws the screen.
 pub fn draw(frame: &mut Frame<'_>, screen: &mut Screen) {
     let areas = Layout::vertical([
-        Constraint::Length(3),
+        Constraint::Length(4),
         Constraint::Min(4),
         Constraint::Length(LISTS),
         Constraint::Length(1),
@@ -121,6 +125,8 @@ pub fn draw(frame: &mut Frame<'_>, screen: &mut Screen) {
     };
     frame.render_widget(heading(&snapshot, screen), head);
     let table = table(&snapshot, &screen.rates, workers.width);
+    // The rows in sight follow from the chosen one, also after the terminal has grown.
+    *screen.chosen.offset_mut() = 0;
     frame.render_stateful_widget(table, workers, &mut screen.chosen);
     let [moves, requests] =
         Layout::horizontal([Constraint::Percentage(45), Constraint::Fill(1)]).areas(lists);
@@ -131,23 +137,20 @@ pub fn draw(frame: &mut Frame<'_>, screen: &mut Screen) {
 
 fn heading(snapshot: &Snapshot, screen: &Screen) -> Paragraph<'static> {
     let totals = &snapshot.totals;
+    let (model, version) = snapshot.title();
     let first = Line::from(vec![
-        Span::from(snapshot.model.clone()).bold(),
-        Span::from(format!(
-            "  version {}  Skein {}  {}",
-            snapshot.model_version, snapshot.version, screen.url
-        ))
-        .dim(),
+        Span::from(model.to_owned()).bold(),
+        Span::from(format!("  version {version}  Skein {}  {}", snapshot.version, screen.url)).dim(),
     ]);
     let second = Line::from(format!(
-        "{} of {} workers ready   {} running   {:.1} requests/s   {:.0} tokens/s   {} of prompt tokens cached   {} moves",
+        "{} of {} workers ready   {} running   {:.1} requests/s   {:.0} tokens/s   {} moves   {} of prompt tokens cached",
         snapshot.ready(),
         snapshot.workers.len(),
         totals.requests_in_flight,
         screen.rates.requests,
         screen.rates.tokens,
-        percent(totals.cached_prompt_tokens, totals.prompt_tokens),
         totals.moves,
+        percent(totals.cached_prompt_tokens, totals.prompt_tokens),
     ));
     let third = match &screen.problem {
         Some(problem) => Line::from(problem.clone()).red(),
@@ -155,7 +158,7 @@ fn heading(snapshot: &Snapshot, screen: &Screen) -> Paragraph<'static> {
         None if screen.paused => Line::from("paused").yellow(),
         None => Line::default(),
     };
-    Paragraph::new(vec![first, second, third])
+    Paragraph::new(vec![first, third, second]).wrap(Wrap { trim: true })
 }
 
 fn table(snapshot: &Snapshot, rates: &Rates, width: u16) -> Table<'static> {
@@ -165,11 +168,7 @@ fn table(snapshot: &Snapshot, rates: &Rates, width: u16) -> Table<'static> {
     let cells = width.saturating_sub(others).clamp(BAR.0, BAR.1);
     let rows = snapshot.workers.iter().map(|worker| {
         let rate = rates.of_workers.get(&worker.id).copied().unwrap_or(0.0);
-        let step = if worker.step_seconds > 0.0 {
-            format!("{:.1} ms", 1e3 * worker.step_seconds)
-        } else {
-            "-".into()
-        };
+        let step = step(worker.step_seconds);
         let colour = match (worker.ready, worker.state.as_str()) {
             (true, _) => Color::Green,
             (false, "draining") => Color::Yellow,
@@ -286,7 +285,13 @@ mod tests {
             output_tokens: tokens,
             ..Worker::default()
         };
-        Snapshot { time, model: "m".to_owned(), admin: true, workers: vec![worker], ..Snapshot::default() }
+        Snapshot {
+            time,
+            model: Some("m".to_owned()),
+            admin: true,
+            workers: vec![worker],
+            ..Snapshot::default()
+        }
     }
 
     fn drawn(screen: &mut Screen) -> String {

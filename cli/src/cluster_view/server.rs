@@ -26,6 +26,9 @@ impl Server {
     pub fn read(matches: &ArgMatches) -> Result<Self, Failure> {
         let certificates = Certificates::from_arg_matches(matches).map_err(|error| error.exit())?;
         let url = matches.get_one::<String>("url").map_or(DEFAULT_URL, String::as_str);
+        // The address of the page, as the server prints it, means the server.
+        let url = url.trim_end_matches('/');
+        let url = url.strip_suffix("/ui").unwrap_or(url);
         let limits = Limits { connect: WITHIN, read: Some(WITHIN), whole: None };
         let (http, base_url) = certificates.client("--url", url, limits)?;
         Ok(Self { http, base_url, api_key: matches.get_one::<String>("api-key").cloned() })
@@ -56,7 +59,8 @@ impl Server {
             }
             Some(message) => message.to_owned(),
             None if status.as_u16() == 404 => {
-                "this server has no /v1/cluster: it is no Skein, or an older one".into()
+                "this server has no /v1/cluster: it is no Skein, an older one, or one with --worker-urls"
+                    .into()
             }
             None => format!("the server answered {status}"),
         })

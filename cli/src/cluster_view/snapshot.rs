@@ -1,6 +1,10 @@
 //! A cluster at one moment, as `/v1/cluster` tells it. Fields that another release lacks are zero or empty.
 
 use serde::Deserialize;
+use serde_json::Value;
+
+/// Longest step that is printed, seconds.
+const MOST_SECONDS: f64 = 9999.0;
 
 /// The cluster of one router.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -8,10 +12,10 @@ use serde::Deserialize;
 pub struct Snapshot {
     /// Seconds since 1970.
     pub time: f64,
-    /// Name of the model.
-    pub model: String,
-    /// Version of the model that new requests go to.
-    pub model_version: String,
+    /// Name of the model; `None` if the key may not use it.
+    pub model: Option<String>,
+    /// Version of the model that new requests go to, if workers say it.
+    pub model_version: Option<String>,
     /// Release of the router.
     pub version: String,
     /// Whether the router shuts down.
@@ -47,6 +51,8 @@ pub struct Totals {
 pub struct Worker {
     /// Its name.
     pub id: String,
+    /// Whether it is a router, as at a gateway.
+    pub router: bool,
     /// Whether it takes requests.
     pub ready: bool,
     /// `ready`, or why not.
@@ -112,10 +118,43 @@ pub struct Request {
 }
 
 impl Snapshot {
+    /// Reads what the server says. Control characters are replaced: they would be orders to the terminal.
+    ///
+    /// # Errors
+    /// If it has another form.
+    pub fn read(mut answer: Value) -> Result<Self, serde_json::Error> {
+        make_printable(&mut answer);
+        serde_json::from_value(answer)
+    }
+
+    /// Name and version of the model.
+    pub fn title(&self) -> (&str, &str) {
+        (
+            self.model.as_deref().unwrap_or("(no model of this key)"),
+            self.model_version.as_deref().unwrap_or("-"),
+        )
+    }
+
     /// Workers that take requests.
     pub fn ready(&self) -> usize {
         self.workers.iter().filter(|worker| worker.ready).count()
     }
+}
+
+fn make_printable(value: &mut Value) {
+    match value {
+        Value::String(text) if text.contains(char::is_control) => {
+            *text = text.replace(char::is_control, "\u{FFFD}");
+        }
+        Value::Array(items) => items.iter_mut().for_each(make_printable),
+        Value::Object(fields) => fields.values_mut().for_each(make_printable),
+        _ => {}
+    }
+}
+
+/// Time of a step; a dash before the first.
+pub fn step(seconds: f64) -> String {
+    if seconds > 0.0 { format!("{:.1} ms", 1e3 * seconds.min(MOST_SECONDS)) } else { "-".to_owned() }
 }
 
 /// `part` of `whole` in percent; a dash if there is nothing to divide.
@@ -138,6 +177,17 @@ mod tests {
             serde_json::from_str(r#"{"workers": [{"id": "a", "ready": true}], "more": 1}"#)
                 .expect("unknown and missing fields are no error");
         assert_eq!((snapshot.ready(), snapshot.workers[0].blocks), (1, Blocks::default()));
+    }
+
+    #[test]
+    fn what_a_server_says_gives_no_orders_to_the_terminal() {
+        let answer =
+            serde_json::json!({"model": null, "workers": [{"id": "a\u{1b}[2J\n", "state": "\u{9b}c"}]});
+        let snapshot = Snapshot::read(answer).expect("a snapshot");
+        let worker = &snapshot.workers[0];
+        assert_eq!((worker.id.as_str(), worker.state.as_str()), ("a\u{FFFD}[2J\u{FFFD}", "\u{FFFD}c"));
+        assert_eq!(snapshot.title(), ("(no model of this key)", "-"));
+        assert_eq!((step(1e300), step(0.0)), ("9999000.0 ms".to_owned(), "-".to_owned()));
     }
 
     #[test]

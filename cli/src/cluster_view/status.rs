@@ -2,14 +2,15 @@
 
 use std::fmt::Write;
 
-use super::snapshot::{Snapshot, Worker, percent};
+use super::snapshot::{Snapshot, Worker, percent, step};
 
 /// Most requests and moves that are shown.
 const SHOWN: usize = 8;
 
 /// A summary, a line for each worker, and the latest moves and requests.
 pub fn text(snapshot: &Snapshot) -> String {
-    let Snapshot { model, model_version, version, totals, workers, moves, requests, .. } = snapshot;
+    let Snapshot { version, totals, workers, moves, requests, .. } = snapshot;
+    let (model, model_version) = snapshot.title();
     let mut text = String::new();
     let draining = if snapshot.draining { ", shutting down" } else { "" };
     // Writing to a string cannot fail.
@@ -67,8 +68,7 @@ pub fn text(snapshot: &Snapshot) -> String {
 
 fn line(worker: &Worker, width: usize) -> String {
     let blocks = worker.blocks;
-    let step =
-        if worker.step_seconds > 0.0 { format!("{:.1} ms", 1e3 * worker.step_seconds) } else { "-".into() };
+    let step = step(worker.step_seconds);
     format!(
         "{:width$}  {:>7} {:>7} {step:>8} {:>6} {:>23}  {}",
         worker.id,

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use serde_json::json;
 use skein_client::Response;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::screen::{self, Screen};
@@ -17,6 +19,8 @@ use super::snapshot::Snapshot;
 use crate::exit::{Failure, USAGE};
 use crate::server_events::ServerEvents;
 
+/// A shell's exit code of a command that a signal ended, less the signal's number.
+const SIGNALLED: u8 = 128;
 const EVENTS: &str = "/v1/cluster/events";
 /// Time between two attempts to connect again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -40,40 +44,79 @@ pub async fn run(server: Server) -> Result<(), Failure> {
     let mut keys = Keys::read();
     let outcome = watch(&server, events, &mut terminal, &mut keys).await;
     ratatui::restore();
-    outcome.map_err(Failure::other)
+    match outcome.map_err(Failure::other)? {
+        Some(signal) => Err(Failure::new(SIGNALLED + signal, format!("ended by signal {signal}"))),
+        None => Ok(()),
+    }
+}
+
+/// Signals that end the command, so that it leaves the terminal as it was.
+struct Ends([(u8, Signal); 3]);
+
+impl Ends {
+    fn new() -> std::io::Result<Self> {
+        let signals =
+            [(2, SignalKind::interrupt()), (15, SignalKind::terminate()), (1, SignalKind::hangup())];
+        let [a, b, c] = signals.map(|(number, kind)| signal(kind).map(|signal| (number, signal)));
+        Ok(Self([a?, b?, c?]))
+    }
+
+    async fn next(&mut self) -> u8 {
+        let [(a, first), (b, second), (c, third)] = &mut self.0;
+        tokio::select! {
+            _ = first.recv() => *a,
+            _ = second.recv() => *b,
+            _ = third.recv() => *c,
+        }
+    }
 }
 
 /// What arrives next.
 enum Next {
     Key(Option<KeyEvent>),
+    Said(String),
     Bytes(Result<Option<bytes::Bytes>, String>),
 }
 
+/// Shows snapshots until a key or a signal ends that. Returns the signal's number.
 async fn watch(
     server: &Server,
     first: Response,
     terminal: &mut DefaultTerminal,
     keys: &mut Keys,
-) -> std::io::Result<()> {
+) -> std::io::Result<Option<u8>> {
     let mut screen = Screen::new(&server.base_url);
     let mut link = Some((first, ServerEvents::default()));
+    let mut ends = Ends::new()?;
+    // An order that the server has not answered yet.
+    let mut order: Option<BoxFuture<'_, String>> = None;
     loop {
         terminal.draw(|frame| screen::draw(frame, &mut screen))?;
         let next = tokio::select! {
+            signal = ends.next() => return Ok(Some(signal)),
             key = keys.next() => Next::Key(key),
+            said = answered(&mut order) => Next::Said(said),
             bytes = receive(server, &mut link) => Next::Bytes(bytes),
         };
         match next {
-            Next::Key(None) => return Ok(()),
+            Next::Key(None) => return Ok(None),
             Next::Key(Some(key)) => match pressed(&mut screen, key) {
-                Pressed::Quit => return Ok(()),
-                Pressed::Drain { worker, on } => screen.said = order(server, &worker, on).await,
+                Pressed::Quit => return Ok(None),
+                Pressed::Drain { .. } if order.is_some() => {
+                    screen.said = "the order before has not been answered yet".to_owned();
+                }
+                Pressed::Drain { worker, on } => {
+                    screen.said = format!("waiting for {worker}");
+                    order = Some(Box::pin(drain(server, worker, on)));
+                }
                 Pressed::Other => {}
             },
+            Next::Said(said) => (screen.said, order) = (said, None),
             Next::Bytes(Ok(Some(bytes))) => {
                 let whole = link.as_mut().map_or(Ok(Vec::new()), |(_, events)| events.push(&bytes));
                 for event in whole.unwrap_or_default() {
-                    if let Ok(snapshot) = serde_json::from_str::<Snapshot>(&event.data) {
+                    let answer = serde_json::from_str(&event.data);
+                    if let Ok(snapshot) = answer.and_then(Snapshot::read) {
                         screen.update(snapshot);
                     }
                 }
@@ -86,6 +129,14 @@ async fn watch(
                 link = None;
             }
         }
+    }
+}
+
+/// What became of the order; never, if there is none.
+async fn answered(order: &mut Option<BoxFuture<'_, String>>) -> String {
+    match order {
+        Some(order) => order.await,
+        None => std::future::pending().await,
     }
 }
 
@@ -104,7 +155,7 @@ async fn receive(
     }
 }
 
-async fn order(server: &Server, worker: &str, on: bool) -> String {
+async fn drain(server: &Server, worker: String, on: bool) -> String {
     let safe: String = url::form_urlencoded::byte_serialize(worker.as_bytes()).collect();
     let path = format!("/v1/cluster/workers/{}/drain", safe.replace('+', "%20"));
     match server.post(&path, &json!({ "on": on })).await {

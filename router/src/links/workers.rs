@@ -69,6 +69,8 @@ pub(crate) struct Workers {
     pub(crate) requests_by_version: RequestsByVersion,
     /// The latest moves, for people.
     pub(crate) moves: Moves,
+    /// Held while an operator's order is carried out.
+    pub(crate) orders: tokio::sync::Mutex<()>,
 }
 
 /// Locked for microseconds, never across an await.
@@ -147,6 +149,7 @@ impl Workers {
             adapter_changes: AdapterChanges::default(),
             requests_by_version: RequestsByVersion::default(),
             moves: Moves::default(),
+            orders: tokio::sync::Mutex::default(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The latest requests, for people who look at the cluster: nothing of what their clients wrote but the id.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,6 +11,12 @@ use crate::request::tenant::Tenant;
 
 /// Most requests that are kept; the oldest goes first.
 const MAX_REQUESTS: usize = 128;
+/// Most clients that watch at once.
+const MAX_WATCHERS: usize = 64;
+/// Of them, places that only administrators get.
+const KEPT_FOR_ADMINS: usize = 8;
+/// Most clients of one tenant that watch at once.
+const MAX_WATCHERS_OF_TENANT: usize = 16;
 
 /// One request that has ended.
 #[derive(Debug, Clone)]
@@ -53,16 +59,33 @@ pub struct Ended {
 #[derive(Debug, Default)]
 pub struct Recent {
     requests: Mutex<VecDeque<Arc<Ended>>>,
-    watchers: Arc<AtomicUsize>,
+    watchers: Arc<Watchers>,
+}
+
+/// Who looks at the cluster, by tenant.
+#[derive(Debug, Default)]
+struct Watchers {
+    all: AtomicUsize,
+    of_tenants: Mutex<HashMap<String, usize>>,
 }
 
 /// Someone looks at the cluster until this is dropped.
 #[derive(Debug)]
-pub struct Watcher(Arc<AtomicUsize>);
+pub struct Watcher {
+    watchers: Arc<Watchers>,
+    tenant: String,
+}
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let mut of_tenants = self.watchers.of_tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        self.watchers.all.fetch_sub(1, Ordering::Relaxed);
+        if let Some(own) = of_tenants.get_mut(&self.tenant) {
+            *own -= 1;
+            if *own == 0 {
+                of_tenants.remove(&self.tenant);
+            }
+        }
     }
 }
 
@@ -83,16 +106,30 @@ impl Recent {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    /// Counts a watcher; `None` if there are `most` already.
-    pub fn watch(&self, most: usize) -> Option<Watcher> {
-        let more = |watchers: usize| (watchers < most).then_some(watchers + 1);
-        self.watchers.try_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Watcher(self.watchers.clone()))
+    /// Counts a watcher. An administrator has room when clients have none, and a tenant's clients have a share.
+    ///
+    /// # Errors
+    /// The limit that is reached.
+    pub fn watch(&self, tenant: &Tenant, is_admin: bool) -> Result<Watcher, String> {
+        let mut of_tenants = self.watchers.of_tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.watchers.all.load(Ordering::Relaxed);
+        let most = if is_admin { MAX_WATCHERS } else { MAX_WATCHERS - KEPT_FOR_ADMINS };
+        if all >= most {
+            return Err(format!("{all} clients watch the cluster, and at most {most} may"));
+        }
+        let tenant = tenant.name().to_owned();
+        let own = of_tenants.entry(tenant.clone()).or_default();
+        if !is_admin && *own >= MAX_WATCHERS_OF_TENANT {
+            return Err(format!("{own} clients of this tenant watch the cluster, which is the limit"));
+        }
+        *own += 1;
+        self.watchers.all.fetch_add(1, Ordering::Relaxed);
+        Ok(Watcher { watchers: self.watchers.clone(), tenant })
     }
 
     /// Whether someone watches, so that receipts are worth their cost.
     pub fn is_watched(&self) -> bool {
-        self.watchers.load(Ordering::Relaxed) > 0
+        self.watchers.all.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -101,15 +138,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watchers_are_bounded_and_counted() {
+    fn watchers_are_bounded_by_tenant_and_leave_room_for_administrators() {
         let recent = Recent::default();
         assert!(!recent.is_watched());
-        let first = recent.watch(2).unwrap();
-        let second = recent.watch(2).unwrap();
-        assert!(recent.watch(2).is_none() && recent.is_watched());
-        drop(first);
-        assert!(recent.watch(2).is_some());
-        drop(second);
+        let tenants: Vec<Tenant> = (0..4).map(|nth| Tenant::named(&nth.to_string())).collect();
+        let mut watchers = Vec::new();
+        for tenant in &tenants {
+            watchers.extend((0..MAX_WATCHERS).map_while(|_| recent.watch(tenant, false).ok()));
+        }
+        assert_eq!(watchers.len(), MAX_WATCHERS - KEPT_FOR_ADMINS);
+        let own = |tenant: &Tenant| watchers.iter().filter(|watcher| watcher.tenant == tenant.name()).count();
+        assert_eq!((own(&tenants[0]), own(&tenants[3])), (MAX_WATCHERS_OF_TENANT, KEPT_FOR_ADMINS));
+        let refused = recent.watch(&tenants[3], false).unwrap_err();
+        assert!(refused.contains("at most 56"), "{refused}");
+        watchers.extend((0..KEPT_FOR_ADMINS).map(|_| recent.watch(&tenants[0], true).unwrap()));
+        assert!(recent.watch(&tenants[0], true).is_err() && recent.is_watched());
+        drop(watchers);
         assert!(!recent.is_watched());
+        assert!(recent.watch(&tenants[0], false).is_ok());
     }
 }

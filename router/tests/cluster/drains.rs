@@ -17,11 +17,15 @@ async fn an_ordered_drain_moves_streams_and_can_be_taken_back() {
         0 => ("w0", "w1"),
         _ => ("w1", "w0"),
     };
-    scene.cluster.drain(from, true).await.expect("it obeys");
-    let mut rest = Vec::new();
-    while let Some(delta) = stream.next().await {
-        rest.extend(delta.expect("no error").tokens);
-    }
+    let read = async {
+        let mut rest = Vec::new();
+        while let Some(delta) = stream.next().await {
+            rest.extend(delta.expect("no error").tokens);
+        }
+        rest
+    };
+    let (obeyed, rest) = tokio::join!(scene.cluster.drain(from, true), read);
+    obeyed.expect("it obeys");
     assert!(expected.samples[0].0.ends_with(&rest), "the text is the undisturbed one");
     let moves = scene.cluster.moves().latest;
     assert_eq!(moves.len(), 1);
@@ -38,4 +42,16 @@ async fn an_ordered_drain_moves_streams_and_can_be_taken_back() {
     assert!(unknown.contains("`w9`"), "{unknown}");
     scene.cluster.drain(from, false).await.expect("it obeys");
     scene.wait_for_ready(2).await;
+}
+
+#[tokio::test]
+async fn two_drains_at_once_leave_a_worker() {
+    let scene = Scene::new(2).await;
+    let both = tokio::join!(scene.cluster.drain("w0", true), scene.cluster.drain("w1", true));
+    let refused = match both {
+        (Ok(()), Err(refused)) | (Err(refused), Ok(())) => refused.to_string(),
+        other => panic!("one of them: {other:?}"),
+    };
+    assert!(refused.contains("no other worker is ready"), "{refused}");
+    assert_eq!(scene.ready(), 1);
 }

@@ -68,6 +68,7 @@ impl CallStream {
             let Started { request, stream, split } =
                 started.inspect_err(|_| streams.iter_mut().for_each(TextStream::refuse))?;
             let (usage, journey) = (stream.usage(), stream.journey());
+            let moved_to = if journey.moves > 0 { stream.worker() } else { None };
             let usage_of_samples = (0..request.n).map(|sample| stream.usage_of_sample(sample)).collect();
             let prompt_logprobs = Vec::new();
             merged.prompts.push(Prompted {
@@ -76,7 +77,7 @@ impl CallStream {
                 usage,
                 usage_of_samples,
                 journey,
-                moved_to: None,
+                moved_to,
                 prompt_logprobs,
             });
             streams.push(stream);

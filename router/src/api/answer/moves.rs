@@ -11,8 +11,8 @@ pub struct MoveChunks(Option<u32>);
 
 impl MoveChunks {
     /// For a client that `wants` them, which knows of none before the stream begins.
-    pub fn new(wants: bool, stream: &CallStream) -> Self {
-        Self(wants.then(|| stream.journey().moves))
+    pub fn new(wants: bool) -> Self {
+        Self(wants.then_some(0))
     }
 
     /// A chunk without choices, if the stream has moved since the last call. It comes before the first text

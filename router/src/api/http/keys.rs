@@ -10,6 +10,7 @@ use http::{Extensions, HeaderMap, HeaderName};
 
 use super::error::Refuse;
 use super::nodes::Node;
+use super::origin;
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
@@ -23,6 +24,8 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 pub struct ApiKeys {
     keys: Arc<[Key]>,
     is_open: bool,
+    /// Only programs and pages of this computer reach it, unless a page of another origin is tricked here.
+    is_local: bool,
     has_admin: bool,
     file: Option<KeysFile>,
 }
@@ -47,6 +50,8 @@ pub struct Admitted {
 pub enum Admin {
     /// It has the admin key, or there are no keys at all.
     Yes,
+    /// There are no keys, and a page of another origin may have sent it.
+    OtherOrigin,
     /// It has no key.
     NoKey,
     /// It has another key.
@@ -60,14 +65,16 @@ impl ApiKeys {
     pub fn of(config: &RouterConfig) -> Self {
         let RouterConfig { api_keys, admin_api_key, keys_file, .. } = config;
         let keys = Self::new(api_keys, admin_api_key.as_deref());
-        Self { is_open: keys.is_open && keys_file.is_none(), file: keys_file.clone(), ..keys }
+        let is_open = keys.is_open && keys_file.is_none();
+        Self { is_open, is_local: config.listen.ip().is_loopback(), file: keys_file.clone(), ..keys }
     }
 
     /// Accepts any of `keys` and `admin`, or everyone if there are no `keys`.
     pub fn new(keys: &[String], admin: Option<&str>) -> Self {
         let key = |key: &str, is_admin| Key { key: key.to_owned(), tenant: Tenant::of_key(key), is_admin };
         let all = keys.iter().map(|one| key(one, false)).chain(admin.map(|admin| key(admin, true)));
-        Self { keys: all.collect(), is_open: keys.is_empty(), has_admin: admin.is_some(), file: None }
+        let (is_open, has_admin) = (keys.is_empty(), admin.is_some());
+        Self { keys: all.collect(), is_open, is_local: false, has_admin, file: None }
     }
 
     /// Whether keys may have limits, which answers then show.
@@ -109,7 +116,11 @@ impl ApiKeys {
     fn admin(&self, is_admins: bool, headers: &HeaderMap) -> Admin {
         let has_admin = self.has_admin || self.file.as_ref().is_some_and(KeysFile::has_admin);
         match () {
-            () if is_admins || (self.is_open && !has_admin) => Admin::Yes,
+            () if is_admins => Admin::Yes,
+            () if self.is_open && !has_admin => match self.is_local && !origin::is_own(headers) {
+                true => Admin::OtherOrigin,
+                false => Admin::Yes,
+            },
             () if !has_admin => Admin::NoAdminKey,
             () if !sends_key(headers) => Admin::NoKey,
             () => Admin::OtherKey,
@@ -148,6 +159,12 @@ impl Admin {
         match extensions.get().copied().unwrap_or(Self::NoKey) {
             Self::Yes => Ok(()),
             Self::NoKey => Err(Refusal::MissingKey),
+            Self::OtherOrigin => Err(Refusal::Forbidden(
+                "This changes the server for all clients. Without keys it is taken from programs and pages of this \
+                 computer only: the host must be an address or localhost, and the origin the same. Start the server \
+                 with --admin-api-key."
+                    .into(),
+            )),
             Self::OtherKey => {
                 Err(Refusal::Forbidden("This changes the server for all clients and needs its admin key.".into()))
             }

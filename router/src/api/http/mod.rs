@@ -8,6 +8,7 @@ pub(crate) mod face;
 pub mod keys;
 pub(crate) mod metrics;
 pub mod nodes;
+mod origin;
 pub(crate) mod pace;
 pub mod rate_limits;
 pub mod receipts;

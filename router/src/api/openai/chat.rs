@@ -297,7 +297,7 @@ impl Answer {
         mut outgoing: ResumableEvents,
     ) -> impl Stream<Item = Result<SseEvent, Refusal>> + Send {
         let text_chunks = self.text_chunks();
-        let mut moves = MoveChunks::new(self.call.wants.moves, &merged);
+        let mut moves = MoveChunks::new(self.call.wants.moves);
         let (mut split, ids) = self.split(&merged);
         async_stream::try_stream! {
             for index in 0..self.choices(&merged) {

@@ -269,7 +269,7 @@ impl Answer {
         mut outgoing: ResumableEvents,
     ) -> impl Stream<Item = Result<SseEvent, Refusal>> + Send {
         let text_chunks = self.text_chunks();
-        let mut moves = MoveChunks::new(self.call.wants.moves, &merged);
+        let mut moves = MoveChunks::new(self.call.wants.moves);
         async_stream::try_stream! {
             for index in (0..self.choices.len()).filter(|index| outgoing.has_begun(*index)) {
                 // The client already has the start of this choice; continue after it.

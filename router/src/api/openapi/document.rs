@@ -127,6 +127,8 @@ fn responses(operation: &Operation, has_locks: bool, refusals: &mut BTreeSet<Ref
         }
     }
     let locked: &[u16] = match (has_locks, operation.access) {
+        // From a page of another origin.
+        (false, Access::Admin) => &[403],
         (false, _) | (_, Access::Open) => &[],
         (true, Access::Key) => &[401],
         (true, Access::Admin) => &[401, 403],
@@ -204,7 +206,7 @@ fn meaning(status: u16) -> &'static str {
         308 => "It is at another path.",
         400 => "A field is malformed or out of its range, or the request does not fit the model.",
         401 => "The key is missing, wrong or expired.",
-        403 => "It needs an admin key.",
+        403 => "It needs an admin key; or, without keys, a page of another origin sent it.",
         404 => "There is no such thing here, or no model of this name.",
         409 => "Something under way excludes it, or the answer cannot be continued.",
         413 => "The body is too large.",

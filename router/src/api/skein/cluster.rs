@@ -13,6 +13,7 @@ use http::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 use skein_choice::fleet::WorkerStatus;
 use skein_node::clock;
+use skein_proto::version::Version;
 
 use crate::api::fields::object::Fields;
 use crate::api::http::keys::Admin;
@@ -26,8 +27,6 @@ use crate::request::tenant::Tenant;
 
 /// Time between two snapshots of a stream.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Most streams of snapshots at once.
-const MAX_WATCHERS: usize = 64;
 /// Most moves in a snapshot, the latest first.
 const SHOWN_MOVES: usize = 32;
 /// Most requests in a snapshot, the latest first.
@@ -60,10 +59,8 @@ pub async fn now(State(app): State<App>, request: Request) -> Json<Value> {
 /// `GET /v1/cluster/events`: an event `snapshot` now and each second, until the server shuts down.
 pub async fn events(State(app): State<App>, request: Request) -> Result<Response, OpenAiError> {
     let viewer = Viewer::of(request.extensions(), &app);
-    let watcher = app.metrics.recent.watch(MAX_WATCHERS).ok_or_else(|| Refusal::Overloaded {
-        reason: format!("{MAX_WATCHERS} clients watch the cluster, which is the limit"),
-        retry_after: INTERVAL,
-    })?;
+    let watcher = app.metrics.recent.watch(&viewer.tenant, viewer.is_admin);
+    let watcher = watcher.map_err(|reason| Refusal::Overloaded { reason, retry_after: INTERVAL })?;
     let events = async_stream::stream! {
         let _watcher = watcher;
         loop {
@@ -123,7 +120,7 @@ fn snapshot(app: &App, viewer: &Viewer) -> Value {
         "object": "cluster",
         "time": seconds(clock::unix_time()),
         "model": Some(&*app.text.name()).filter(|name| viewer.tenant.may_use(name)),
-        "model_version": app.fleet.version().to_string(),
+        "model_version": version_text(app.fleet.version()),
         "version": env!("CARGO_PKG_VERSION"),
         "draining": app.drain.is_draining(),
         "admin": viewer.is_admin,
@@ -152,9 +149,10 @@ fn worker(status: &WorkerStatus, viewer: &Viewer) -> Value {
     json!({
         "id": id,
         "address": viewer.is_admin.then_some(address),
+        "router": status.is_router(),
         "ready": refuses.is_none(),
         "state": status.state(),
-        "model_version": info.as_ref().map(|info| info.model_version().to_string()),
+        "model_version": info.as_ref().and_then(|info| version_text(info.model_version())),
         "version": info.as_ref().map(|info| &info.version),
         "backend": info.as_ref().map(|info| &info.backend),
         "blocks": {
@@ -228,6 +226,10 @@ fn phases(ended: &Ended, moves: &[&&Move]) -> Vec<Value> {
     }
     run(&mut phases, &mut at, worker, ended.total);
     phases
+}
+
+fn version_text(version: Version) -> Option<String> {
+    (version != Version::UNKNOWN).then(|| version.to_string())
 }
 
 /// Seconds with microseconds.

@@ -97,6 +97,19 @@ async fn drains_need_the_admin_key_json_and_a_worker() {
     assert_eq!(send(&open, post_bytes(path, r#"{"on": true}"#)).await.status, 404);
     let shown = get_with(&open, "/v1/cluster", &[]).await;
     assert_eq!((shown.status, shown.json()["admin"].as_bool()), (200, Some(false)));
+    // On loopback a page of another name, or of another origin, gives none either.
+    let local = testing::app(says("x"));
+    for (host, origin, status) in [
+        ("127.0.0.1:8000", None, 404),
+        ("127.0.0.1:8000", Some("http://127.0.0.1:8000"), 404),
+        ("127.0.0.1:8000", Some("https://elsewhere.example"), 403),
+        ("elsewhere.example", None, 403),
+    ] {
+        let request = Request::post(path).header("content-type", "application/json").header("host", host);
+        let request = origin.iter().fold(request, |request, origin| request.header("origin", *origin));
+        let answer = send(&local, request.body(r#"{"on": true}"#.into()).unwrap()).await;
+        assert_eq!(answer.status, status, "{host} {origin:?}: {}", answer.body);
+    }
 }
 
 #[tokio::test]
@@ -151,6 +164,14 @@ async fn a_stream_says_where_it_moved_to_those_who_ask() {
         let before: String = told[..at].iter().map(|(text, _)| text.as_str()).collect();
         let after: String = told[at..].iter().map(|(text, _)| text.as_str()).collect();
         assert_eq!((before.as_str(), after.as_str()), ("one", "two"), "{path}");
+        // A move before the first text is told before it.
+        let early = [Say::Move("w2"), Say::Delta(delta(0, "one")), Say::Delta(finish(0, STOP))];
+        let app = testing::app(Script { say: early.to_vec(), ..Script::default() });
+        let request = Request::post(path).header("content-type", "application/json");
+        let request = request.header("x-skein-moves", "true").body(body.to_string().into()).unwrap();
+        let told_early = heard(&send(&app, request).await);
+        let at = told_early.iter().position(|(_, skein)| *skein == json!({"moves": 1, "worker": "w2"}));
+        assert!(told_early[..at.unwrap()].iter().all(|(text, _)| text.is_empty()), "{path}: {told_early:?}");
         let untold = heard(&ask("false").await);
         assert!(untold.iter().all(|(_, skein)| *skein != moved), "{path}: {untold:?}");
     }

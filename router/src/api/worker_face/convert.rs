@@ -155,7 +155,7 @@ pub fn info(capacity: &Capacity, epoch: u64, model: String) -> WorkerInfo {
         max_num_batched_tokens: capacity.max_num_batched_tokens,
         resume_exact: capacity.resume_exact,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        backend: "router".to_owned(),
+        backend: skein_proto::info::ROUTER.to_owned(),
         fingerprint: Version::UNKNOWN.0,
         grammar_fingerprint: capacity.grammar_fingerprint,
         tokenizer_fingerprint: 0,
