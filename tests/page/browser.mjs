@@ -10,6 +10,9 @@ const ARGS = ['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--dis
   '--disable-component-update', '--disable-sync', '--no-first-run'];
 const AXE = fs.readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const PICTURES = process.env.TEST_PICTURES;
+/// A folder whose files are served in place of the binary's.
+const PAGE = process.env.TEST_PAGE;
+const TYPES = { '.html': 'text/html', '.js': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml' };
 
 export const WIDE = { width: 1280, height: 860 };
 export const NARROW = { width: 390, height: 844 };
@@ -24,6 +27,7 @@ export class Browser {
   /** Opens the page of `url`; what goes wrong in it is in `page.faults`, which `close` checks. */
   async open(url, { part = '', ...options } = {}) {
     const context = await this.chromium.newContext({ viewport: WIDE, ...options });
+    if (PAGE) await serve(context, url);
     const page = await context.newPage();
     page.faults = [];
     page.on('console', (message) => message.type() === 'error' && page.faults.push(message.text()));
@@ -40,6 +44,17 @@ export class Browser {
   async end() {
     await this.chromium.close();
   }
+}
+
+async function serve(context, url) {
+  const policy = (await fetch(`${url}/ui/`)).headers.get('content-security-policy');
+  await context.route(/\/(ui|docs)\/[^?]*$/, (route) => {
+    const [, part, name] = /\/(ui|docs)\/([^?#]*)$/.exec(new URL(route.request().url()).pathname);
+    const file = path.join(PAGE, name || { ui: 'index.html', docs: 'docs.html' }[part]);
+    if (!fs.existsSync(file)) return route.continue();
+    const headers = { 'content-type': TYPES[path.extname(file)], 'content-security-policy': policy };
+    return route.fulfill({ status: 200, headers, body: fs.readFileSync(file) });
+  });
 }
 
 export async function close(page) {

@@ -167,6 +167,9 @@ test('stop, regenerate, edit, a completion, and what another part shows meanwhil
     await say(page, 'Four.');
     await page.click('nav >> text=Completion');
     server.signal('SIGCONT');
+    await page.waitForSelector('.completion');
+    // Long, so that it has a rate.
+    await set(page, { max_tokens: '600' }, EXTRA);
     await shown(page).getByLabel('Prompt').fill('def add(a, b):');
     await page.click('button >> text=Complete');
     await page.waitForSelector('.turn[aria-label=Completion][aria-busy=false] >> text=tokens/s');
@@ -230,6 +233,148 @@ test('text of a model becomes neither elements, scripts, pictures nor a mark', a
     assert.deepEqual(links, ['http://192.0.2.1/p.png', 'https://example.org/']);
     assert.equal(await page.locator('.prose td strong').textContent(), 'y');
     assert.equal(await page.locator('details.reasoning').getAttribute('open'), null, 'reasoning is folded');
+    await close(page);
+  } finally {
+    await server.end();
+  }
+});
+
+test('what was sent and what came of its answer outlive a reload; two tabs keep their own; what is not kept is said', async () => {
+  const server = await Server.start();
+  const page = await browser.open(server.url);
+  const names = (of) => of.locator('nav[aria-label=Conversations] .name').allInnerTexts();
+  try {
+    const other = await page.context().newPage();
+    await other.goto(`${server.url}/ui/`);
+    await other.waitForSelector(message);
+    await say(page, 'From one tab');
+    await page.waitForSelector(done);
+    await say(other, 'From the other');
+    await other.waitForSelector(done);
+    await until('each tab shows both', async () => (await names(page)).includes('From the other') && (await names(other)).includes('From one tab'));
+    await other.close();
+
+    await page.click('text=New chat >> nth=0');
+    server.signal('SIGSTOP');
+    await say(page, 'Not answered yet');
+    await page.reload();
+    server.signal('SIGCONT');
+    await page.waitForSelector('.turn.user >> text=Not answered yet');
+    await page.waitForSelector('.turn.assistant .problem');
+    assert.ok((await names(page)).includes('From one tab') && (await names(page)).includes('From the other'));
+
+    await page.click('text=New chat >> nth=0');
+    const reply = { status: 200, contentType: 'text/event-stream', body: streamed([{ content: 'y '.repeat(1_100_000) }]) };
+    await page.route('**/v1/chat/completions', (route) => route.fulfill(reply));
+    await say(page, 'Too long');
+    await page.waitForSelector('nav[aria-label=Conversations] >> text=Not kept: it is too long.');
+    await page.reload();
+    await page.waitForSelector('.turn.user');
+    assert.ok((await names(page)).includes('From one tab'), 'the others are still kept');
+    await close(page);
+  } finally {
+    server.signal('SIGCONT');
+    await server.end();
+  }
+});
+
+test('nothing that is kept or comes makes the page useless', async () => {
+  const server = await Server.start();
+  const page = await browser.open(server.url);
+  const answers = { kept: { role: 'assistant', answer: { content: '> '.repeat(60) + 'deep', calls: [null, { arguments: 5 }], moves: [5, { inside: 'x', at: -1 }] } } };
+  try {
+    await page.evaluate((turn) => {
+      const put = (name, value) => localStorage.setItem(`skein.${name}`, typeof value === 'string' ? value : JSON.stringify(value));
+      for (const [at, value] of ['garbage', '[1]', 'null', {}, { id: 'c4' }, { id: 'c5', turns: [null, 1, { role: 'assistant' }] }].entries()) put(`conversation.c${at}`, value);
+      put('conversation.c9', { id: 'c9', title: 5, turns: [{ role: 'user', text: 'q' }, turn] });
+      put('chat', { stop: 5, extra: [] });
+      put('theme', { a: 1 });
+    }, answers.kept);
+    await page.reload();
+    await page.waitForSelector('.turn.assistant >> text=deep');
+    assert.equal(await page.locator('nav[aria-label=Conversations] .name').count(), 1);
+    const chunk = (value) => `data: ${JSON.stringify(value)}\n\n`;
+    const odd = 'does not understand';
+    const bodies = [[chunk(5), odd], [chunk({ choices: [{ index: 0, delta: { content: 5 } }] }), odd], [chunk({ choices: [{ index: 0, delta: { content: ['a'] } }] }), odd],
+      ['data: {bad\n\n', 'is no JSON'], [chunk({ error: 'boom' }), 'boom'], [chunk({ choices: null }), 'broke before the end'],
+      [chunk({ choices: [], skein: { moves: 100_000_000, worker: 5 } }), 'broke before the end']];
+    for (const [body, sentence] of bodies) {
+      await page.click('text=New chat >> nth=0');
+      await page.unroute('**/v1/chat/completions');
+      await page.route('**/v1/chat/completions', (route) => route.fulfill({ status: 200, contentType: 'text/event-stream', body }));
+      await say(page, 'Odd');
+      await page.waitForSelector(`.turn.assistant .problem >> text=${sentence}`);
+    }
+    await close(page);
+  } finally {
+    await server.end();
+  }
+});
+
+test('a form that cannot be sent says why, and whole numbers are sent as they are written', async () => {
+  const server = await Server.start();
+  const page = await browser.open(server.url);
+  try {
+    for (const [extra, sentence] of [['[1]', 'no JSON object'], ['{"stream": false}', 'sets `stream`'], ['{"model": "x", "messages": []}', 'sets `model` and `messages`'], ['{"n": 2}', '`n` must be 1']]) {
+      await set(page, {}, extra);
+      await say(page, 'Hello');
+      await page.waitForSelector(`.problem >> text=${sentence}`);
+      assert.equal(await page.inputValue(message), 'Hello', 'what was typed stays');
+    }
+    await set(page, { seed: '9007199254740993' }, '{"logit_bias": {}, "top_k": 1}');
+    const [request] = await Promise.all([page.waitForRequest('**/v1/chat/completions'), say(page, 'Hello')]);
+    assert.match(request.postData(), /"seed":9007199254740993,/);
+    await page.waitForSelector(done);
+
+    await page.click('button >> text=Key');
+    await page.getByLabel('API key').fill('clé€');
+    await page.click('text=Use it');
+    await page.waitForSelector('.key .problem >> text=ASCII');
+    assert.equal(await page.evaluate(() => sessionStorage.length), 0);
+    await page.route('**/v1/models', (route) => route.fulfill({ json: { object: 'list', data: [] } }));
+    await page.reload();
+    await page.waitForSelector('.problem >> text=no model for this key');
+    await close(page);
+  } finally {
+    await server.end();
+  }
+});
+
+test('a hidden tab holds no connection', async () => {
+  const server = await Server.start();
+  const page = await browser.open(server.url, { part: '#cluster' });
+  const hide = (hidden) => page.evaluate((value) => {
+    Object.defineProperty(document, 'hidden', { configurable: true, get: () => value });
+    document.dispatchEvent(new Event('visibilitychange'));
+  }, hidden);
+  try {
+    await page.waitForSelector('.workers tbody tr');
+    const ended = page.waitForEvent('requestfailed', (request) => request.url().endsWith('/v1/cluster/events'));
+    await hide(true);
+    await ended;
+    const again = page.waitForRequest('**/v1/cluster/events');
+    await hide(false);
+    await again;
+    await close(page);
+  } finally {
+    await server.end();
+  }
+});
+
+test('a finished answer is not drawn again while the next one is written', async () => {
+  const server = await Server.start();
+  const page = await browser.open(server.url);
+  try {
+    await set(page, { ...LONG, max_tokens: '200' }, EXTRA);
+    await say(page, 'One.');
+    await page.waitForSelector(done);
+    await page.evaluate(() => {
+      globalThis.changes = 0;
+      new MutationObserver((all) => (globalThis.changes += all.length)).observe(document.querySelector('.turn.assistant .prose'), { subtree: true, childList: true, attributes: true, characterData: true });
+    });
+    await say(page, 'Two.');
+    await until('both are answered', async () => (await page.locator(done).count()) === 2);
+    assert.equal(await page.evaluate(() => globalThis.changes), 0);
     await close(page);
   } finally {
     await server.end();
@@ -300,6 +445,11 @@ test('the whole page is used by keyboard', async () => {
     await page.keyboard.press('Enter');
     await page.waitForSelector('.workers tbody tr');
     assert.equal(new URL(page.url()).hash, '#cluster');
+    await page.setViewportSize({ width: 320, height: 600 });
+    for (const part of ['Chat', 'Completion', 'Cluster']) {
+      await page.click(`nav >> text=${part}`);
+      assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), `${part} fits into 320 pixels`);
+    }
     await close(page);
   } finally {
     await server.end();

@@ -15,8 +15,11 @@ export function Cluster() {
   const [snapshot, setSnapshot] = useState(null);
   const [problem, setProblem] = useState(null);
   const history = useRef(new Map());
+  const visible = useVisible();
 
   useEffect(() => {
+    // A browser has few connections to one server: those of hidden tabs would leave none for requests.
+    if (!visible) return undefined;
     const abort = new AbortController();
     (async () => {
       while (!abort.signal.aborted) {
@@ -37,7 +40,7 @@ export function Cluster() {
       }
     })();
     return () => abort.abort();
-  }, []);
+  }, [visible]);
 
   return html`<div class="cluster">
     ${problem && html`<p class="problem" role="alert">${problem.message}</p>`}
@@ -49,6 +52,17 @@ export function Cluster() {
       ${snapshot.may_swap && html`<${Swap} version=${snapshot.model_version} />`}
       <${Requests} requests=${snapshot.requests} />`}
   </div>`;
+}
+
+/// Whether somebody may see the page.
+function useVisible() {
+  const [visible, setVisible] = useState(!document.hidden);
+  useEffect(() => {
+    const changed = () => setVisible(!document.hidden);
+    document.addEventListener('visibilitychange', changed);
+    return () => document.removeEventListener('visibilitychange', changed);
+  }, []);
+  return visible;
 }
 
 /// What `after` counts more than `before`, a second. A worker that started again counts from 0.

@@ -1,20 +1,19 @@
 // Completion: one text that the model continues.
-import { MARK } from './answer.js';
-import { Figures } from './chat.js';
 import { generate } from './generation.js';
 import { html, useEffect, useState } from './html.js';
 import { Plain } from './markdown.js';
 import { Sampling, fields } from './sampling.js';
+import { Figures } from './turn.js';
 import * as kept from './kept.js';
 
 export function Completion({ model }) {
-  const [prompt, setPrompt] = useState(() => kept.read('prompt', ''));
-  const [settings, setSettings] = useState(() => kept.read('completion', { max_tokens: 128 }));
+  const [prompt, setPrompt] = useState(() => kept.text('prompt'));
+  const [settings, setSettings] = useState(() => kept.settings('completion', { max_tokens: '128' }));
   const [answer, setAnswer] = useState(null);
   const [abort, setAbort] = useState(null);
   const [problem, setProblem] = useState('');
-  useEffect(() => kept.write('completion', settings), [settings]);
-  useEffect(() => kept.write('prompt', prompt), [prompt]);
+  useEffect(() => void kept.write('completion', settings), [settings]);
+  useEffect(() => void kept.write('prompt', prompt), [prompt]);
 
   async function complete(event) {
     event.preventDefault();
@@ -39,12 +38,12 @@ export function Completion({ model }) {
         <div class="bar">${abort
           ? html`<button type="button" onClick=${() => abort.abort()}>Stop</button>`
           : html`<button disabled=${!prompt}>Complete</button>`}
-          ${answer && !abort && html`<button type="button" class="quiet" onClick=${() => setPrompt(prompt + answer.content.replaceAll(MARK, ''))}>Add to the prompt</button>`}
+          ${answer && !abort && html`<button type="button" class="quiet" onClick=${() => setPrompt(prompt + answer.content)}>Add to the prompt</button>`}
         </div>
       </form>
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
       ${answer && html`<article class="turn assistant" aria-label="Completion" aria-busy=${abort !== null}>
-        <${Plain} text=${answer.content} moves=${answer.moves} />
+        <${Plain} text=${answer.content} moves=${answer.moves.filter(({ inside }) => inside === 'content')} />
         ${answer.error && html`<p class="problem" role="alert">${answer.error}</p>`}
         <${Figures} answer=${answer} />
       </article>`}

@@ -1,4 +1,5 @@
-// The API's description as a page: each operation with its fields, limits and answers, and a form that sends it.
+// The API's description as a page: each operation with its fields, limits and answers, and a form that sends
+// it.
 import { html, render, useEffect, useMemo, useState } from './html.js';
 import { Key } from './key-form.js';
 import * as kept from './kept.js';
@@ -24,7 +25,7 @@ function Page() {
   const [filter, setFilter] = useState('');
   const [opened, setOpened] = useState(decodeURIComponent(location.hash.slice(1)));
   useEffect(() => {
-    const theme = kept.read('theme', '');
+    const theme = kept.theme();
     if (theme) document.documentElement.dataset.theme = theme;
     const moved = () => setOpened(decodeURIComponent(location.hash.slice(1)));
     addEventListener('hashchange', moved);

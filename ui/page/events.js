@@ -1,6 +1,11 @@
-// Server-sent events of an answer to POST or GET, which EventSource cannot read: it sends neither bodies nor keys.
+// Server-sent events of an answer to POST or GET, which EventSource cannot read: it sends neither bodies nor
+// keys.
 
-/// Yields `{event, id, data}` for each event of `response`. The end of the body ends it, whatever the last event was.
+/// Most characters of one event.
+const MAX_EVENT = 8_000_000;
+
+/// Yields `{event, id, data}` for each event of `response`. The end of the body ends it, whatever the last
+/// event was.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = '';
@@ -15,6 +20,7 @@ export async function* events(response) {
         const event = parsed(block);
         if (event) yield event;
       }
+      if (text.length > MAX_EVENT) throw new Error('The server sent an event that is too long.');
     }
   } finally {
     // A reader that leaves early ends the request.

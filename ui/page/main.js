@@ -1,10 +1,12 @@
-// The page: which part is open, which model is used, the key. Everything it shows comes from the server that served it.
+// The page: which part is open, which model is used, the key. Everything it shows comes from the server that
+// served it.
+import { Caught } from './caught.js';
 import { Chat } from './chat.js';
 import { Cluster } from './cluster.js';
 import { Completion } from './completion.js';
 import { html, render, useEffect, useState } from './html.js';
 import { Key } from './key-form.js';
-import { get, key } from './server.js';
+import { key, models as named } from './server.js';
 import * as kept from './kept.js';
 
 /// The last field: whether it goes on while another part is shown, as an answer that is being written does.
@@ -17,10 +19,11 @@ const KEY_ADVICE = 'A key is sent with each request. An administrator\'s can dra
 function Page() {
   const [part, setPart] = useState(partOf(location.hash));
   const [models, setModels] = useState([]);
-  const [model, setModel] = useState('');
+  // Not known until the server has answered.
+  const [model, setModel] = useState(null);
   const [problem, setProblem] = useState(null);
   const [asksKey, setAsksKey] = useState(false);
-  const [theme, setTheme] = useState(() => kept.read('theme', ''));
+  const [theme, setTheme] = useState(kept.theme);
 
   useEffect(() => {
     const moved = () => setPart(partOf(location.hash));
@@ -32,10 +35,10 @@ function Page() {
     if (theme) document.documentElement.dataset.theme = theme;
     else delete document.documentElement.dataset.theme;
   }, [theme]);
-  const load = () => get('v1/models').then(({ data }) => {
-    setModels(data.map(({ id }) => id));
-    setModel((given) => (data.some(({ id }) => id === given) ? given : data[0]?.id ?? ''));
-    setProblem(null);
+  const load = () => named().then((names) => {
+    setModels(names);
+    setModel((given) => (names.includes(given) ? given : names[0] ?? ''));
+    setProblem(names.length ? null : { message: 'There is no model for this key. Ask who runs the server for one, or use another key.' });
     setAsksKey(false);
   }, setProblem);
   useEffect(() => void load(), []);
@@ -58,8 +61,18 @@ function Page() {
     <main id="main" tabindex="-1">
       ${isLocked && html`<${Key} sentence=${needsKey ? (key.read() ? problem.message : 'This server asks for an API key.') : KEY_ADVICE} done=${load} />`}
       ${problem && !isLocked && html`<p class="problem" role="alert">${problem.message} <button type="button" class="quiet" onClick=${load}>Try again</button></p>`}
-      ${PARTS.map(([name, , Part, staysOpen]) => (staysOpen || (name === part && !isLocked)) && html`<div key=${name} class="part" hidden=${isLocked || name !== part}><${Part} model=${model} /></div>`)}
+      ${PARTS.map(([name, , Part, staysOpen]) => (staysOpen || (name === part && !isLocked)) && html`<div key=${name} class="part" hidden=${isLocked || name !== part}><${Caught} instead=${Broken}><${Part} model=${model} /><//></div>`)}
     </main>`;
 }
 
-render(html`<${Page} />`, document.getElementById('app'));
+/// Nothing that the browser keeps may make the page useless for good.
+function Broken(error) {
+  const forget = () => {
+    kept.forgetAll();
+    location.reload();
+  };
+  return html`<p class="problem" role="alert">The page cannot show this: ${error.message} <button type="button" class="quiet" onClick=${() => location.reload()}>Load it again</button>${' '}
+    <button type="button" class="quiet" onClick=${forget}>Forget the conversations</button></p>`;
+}
+
+render(html`<${Caught} instead=${Broken}><${Page} /><//>`, document.getElementById('app'));

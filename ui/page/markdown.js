@@ -1,111 +1,111 @@
-// Markdown as elements, never as HTML text: what a model writes cannot become an element that is not made here. Elements are
-// compared with those of before, so a selection survives the next token.
-import { Lexer } from './vendor/marked.js';
-import { MARK } from './answer.js';
-import { html } from './html.js';
+// Markdown as elements, never as HTML text: what a model writes cannot become an element that is not made
+// here. Elements are compared with those of before, so a selection survives the next token.
+import { Caught } from './caught.js';
+import { html, useMemo } from './html.js';
+import { Marks, asItIs, cells, dedented, dedentedTokens, inside, lines, placed, shifted } from './places.js';
+import { lexed } from './tokens.js';
 
-/// Longest text that is rendered; longer answers are shown as plain text.
-const MAX_TEXT = 200_000;
+export const Markdown = ({ text, moves }) => html`<${Caught} instead=${() => html`<${Plain} text=${text} moves=${moves} />`}><${Rendered} text=${text} moves=${moves} /><//>`;
 
-export function Markdown({ text, moves }) {
-  if (text.length > MAX_TEXT) return html`<div class="prose"><pre>${marked(text, counter(moves))}</pre></div>`;
-  const next = counter(moves);
-  return html`<div class="prose">${new Lexer({ gfm: true }).lex(text).map((token) => block(token, next))}</div>`;
+/// The elements are kept: those of an answer that does not change are neither made nor compared again.
+const Rendered = ({ text, moves }) => useMemo(() => rendered(text, moves), [text, moves]);
+
+/// The elements of `text`. What cannot be read as Markdown is shown as it is.
+export function rendered(text, moves) {
+  const source = lines(text);
+  const marks = new Marks(moves, text, (move) => html`<${Move} move=${move} />`);
+  const { tokens } = lexed(source);
+  if (!tokens) return html`<div class="prose plain">${marks.within(source, asItIs, asItIs)}${marks.before(Infinity)}</div>`;
+  const blocks = placed(tokens, asItIs).map(([token, at]) => block(token, at, marks));
+  return html`<div class="prose">${blocks}${!marks.isEmpty && html`<p>${marks.before(Infinity)}</p>`}</div>`;
 }
 
 /// Text with a mark wherever the stream moved.
 export function Plain({ text, moves }) {
-  return html`<div class="prose plain">${marked(text, counter(moves))}</div>`;
+  const marks = new Marks(moves, '', (move) => html`<${Move} move=${move} />`);
+  return html`<div class="prose plain">${marks.within(text, asItIs, asItIs)}${marks.before(Infinity)}</div>`;
 }
 
-const counter = (moves) => {
-  let at = 0;
-  return () => moves[at++];
-};
-
-function marked(text, next) {
-  const parts = unescaped(text).split(MARK);
-  return parts.flatMap((part, at) => (at === 0 ? [part] : [html`<${Move} move=${next()} />`, part]));
-}
-
-function Move({ move }) {
-  const title = move?.worker ? `This stream moved here to ${move.worker}` : 'This stream moved here to another worker';
+export function Move({ move }) {
+  const title = move.worker ? `This stream moved here to ${move.worker}` : 'This stream moved here to another worker';
   return html`<mark class="move" role="img" tabindex="0" aria-label=${title} title=${title}>⇄</mark>`;
 }
 
-// The lexer leaves entities alone; only these five are written by people.
-const ENTITIES = { '&amp;': '&', '&lt;': '<', '&gt;': '>', '&quot;': '"', '&#39;': "'" };
-const unescaped = (text) => text.replace(/&(amp|lt|gt|quot|#39);/g, (entity) => ENTITIES[entity]);
-
-function block(token, next) {
-  const inside = () => inline(token.tokens ?? [], next);
+function block(token, at, marks) {
+  const content = () => inline(token.tokens ?? [], inside(token, at), marks);
+  const blocks = (one, start) => placed(one.tokens, marks.isEmpty ? asItIs : dedentedTokens(one, start)).map(([each, from]) => block(each, from, marks));
   switch (token.type) {
     case 'heading':
-      return html`<${`h${Math.min(6, token.depth + 2)}`}>${inside()}<//>`;
+      return html`<${`h${Math.min(6, token.depth + 2)}`}>${content()}<//>`;
     case 'paragraph':
-      return html`<p>${inside()}</p>`;
+      return html`<p>${content()}</p>`;
     case 'text':
-      return token.tokens ? inside() : marked(token.text, next);
+      return token.tokens ? content() : marks.within(token.text, at);
     case 'code':
-      return html`<${Code} language=${token.lang ?? ''}>${raw(token.text, next)}<//>`;
+      return code(token, at, marks);
     case 'blockquote':
-      return html`<blockquote>${token.tokens.map((one) => block(one, next))}</blockquote>`;
+      return html`<blockquote>${blocks(token, at)}</blockquote>`;
     case 'list': {
-      const items = token.items.map((item) => html`<li>
-        ${item.task && html`<input type="checkbox" disabled checked=${item.checked} aria-label="done" /> `}
-        ${item.tokens.map((one) => block(one, next))}
-      </li>`);
-      return token.ordered ? html`<ol start=${token.start || 1}>${items}</ol>` : html`<ul>${items}</ul>`;
+      const items = placed(token.items, at).map(([item, start]) => html`<li class=${item.task ? 'task' : undefined}>${blocks(item, start)}</li>`);
+      return token.ordered ? html`<ol start=${token.start === '' ? 1 : token.start}>${items}</ol>` : html`<ul>${items}</ul>`;
     }
-    case 'table':
+    case 'table': {
+      const [header, ...rows] = cells(token, at).map((row) => row.map(([cell, start]) => inline(cell.tokens, start, marks)));
       return html`<div class="table" tabindex="0" role="region" aria-label="table"><table>
-        <thead><tr>${token.header.map((cell) => html`<th>${inline(cell.tokens, next)}</th>`)}</tr></thead>
-        <tbody>${token.rows.map((row) => html`<tr>${row.map((cell) => html`<td>${inline(cell.tokens, next)}</td>`)}</tr>`)}</tbody>
+        <thead><tr>${header.map((cell) => html`<th>${cell}</th>`)}</tr></thead>
+        <tbody>${rows.map((row) => html`<tr>${row.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody>
       </table></div>`;
+    }
     case 'hr':
       return html`<hr />`;
+    case 'checkbox':
+      return checkbox(token);
     case 'space':
     case 'def':
       return null;
     default:
-      return html`<p>${raw(token.raw ?? '', next)}</p>`;
+      return html`<p>${marks.within(token.raw, at, asItIs)}</p>`;
   }
 }
 
-function inline(tokens, next) {
-  return tokens.map((token) => {
-    const inside = () => inline(token.tokens ?? [], next);
+function inline(tokens, at, marks) {
+  return placed(tokens, at).map(([token, start]) => {
+    const content = () => inline(token.tokens ?? [], inside(token, start), marks);
     switch (token.type) {
-      case 'strong': return html`<strong>${inside()}</strong>`;
-      case 'em': return html`<em>${inside()}</em>`;
-      case 'del': return html`<del>${inside()}</del>`;
-      case 'codespan': return html`<code>${raw(token.text, next)}</code>`;
+      case 'strong': return html`<strong>${content()}</strong>`;
+      case 'em': return html`<em>${content()}</em>`;
+      case 'del': return html`<del>${content()}</del>`;
+      case 'codespan': return html`<code>${marks.within(token.text, shifted(start, Math.max(0, token.raw.indexOf(token.text))), asItIs)}</code>`;
       case 'br': return html`<br />`;
-      case 'link': return link(token, inside());
+      case 'checkbox': return checkbox(token);
+      case 'link': return link(token, content());
       // A picture would be fetched from wherever the model says.
-      case 'image': return link(token, [`[picture: ${token.text || token.href}]`]);
-      case 'escape': return marked(token.text, next);
-      case 'text': return token.tokens ? inside() : marked(token.text, next);
-      default: return raw(token.raw ?? '', next);
+      case 'image': return link(token, marks.within(`[picture: ${token.text || token.href}]`, () => start(0)));
+      case 'escape': return marks.within(token.text, () => start(0));
+      case 'text': return token.tokens ? content() : marks.within(token.text, start);
+      default: return marks.within(token.raw, start, asItIs);
     }
   });
 }
 
-const raw = (text, next) => {
-  const parts = text.split(MARK);
-  return parts.flatMap((part, at) => (at === 0 ? [part] : [html`<${Move} move=${next()} />`, part]));
-};
+const checkbox = ({ checked }) => html`<input type="checkbox" disabled checked=${checked} aria-label=${checked ? 'done' : 'to do'} /> `;
 
-function link({ href }, inside) {
-  const safe = /^(https?:|mailto:)/i.test(href) ? href.replaceAll(MARK, '') : null;
-  return safe ? html`<a href=${safe} target="_blank" rel="noreferrer noopener">${inside}</a>` : html`<span>${inside}</span>`;
+function link({ href }, content) {
+  const safe = /^(https?:|mailto:)/i.test(href) ? href : null;
+  return safe ? html`<a href=${safe} target="_blank" rel="noreferrer noopener">${content}</a>` : html`<span>${content}</span>`;
 }
 
-function Code({ language, children }) {
-  const copy = (event) => {
-    const code = event.currentTarget.closest('figure').querySelector('code').textContent;
-    navigator.clipboard?.writeText(code.replaceAll('⇄', ''));
-  };
+/// A mark in the fence or the language stands before the block, one in the last fence after it.
+function code({ raw, text, lang = '' }, at, marks) {
+  const isFenced = /^ {0,3}(`{3}|~{3})/.test(raw);
+  const start = marks.isEmpty ? asItIs : dedented(raw, text, at, isFenced ? 1 : 0);
+  const before = marks.before(start(0));
+  const figure = html`<${Code} language=${lang} text=${text}>${marks.within(text, start, asItIs)}<//>`;
+  return before.length ? [html`<p>${before}</p>`, figure] : figure;
+}
+
+export function Code({ language, text, children }) {
+  const copy = () => navigator.clipboard?.writeText(text);
   return html`<figure class="code">
     <figcaption><span>${language}</span><button type="button" class="quiet" onClick=${copy}>Copy</button></figcaption>
     <pre tabindex="0"><code>${children}</code></pre>
