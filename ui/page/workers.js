@@ -34,7 +34,7 @@ export function Workers({ workers, history, admin }) {
           <td class="number">${Math.round(points.at(-1) ?? 0)}</td><td><${Line} points=${points} /></td>
           <td class="number">${worker.prompt_tokens ? `${Math.round(100 * worker.cached_prompt_tokens / worker.prompt_tokens)}%` : ''}</td>
           <td>${worker.model_version && html`<code title=${worker.model_version}>${worker.model_version.slice(0, 8)}</code>`}</td>
-          ${admin && html`<td><button type="button" class="quiet" disabled=${!worker.ready && worker.state !== 'draining'} onClick=${drain(worker)}>${worker.state === 'draining' ? 'Take requests' : 'Drain'}</button></td>`}
+          ${admin && html`<td>${!worker.router && html`<button type="button" class="quiet" disabled=${!worker.ready && worker.state !== 'draining'} onClick=${drain(worker)}>${worker.state === 'draining' ? 'Take requests' : 'Drain'}</button>`}</td>`}
         </tr>`;
       })}</tbody></table></div>
   </section>`;

@@ -18,8 +18,8 @@ const SETTLE: Duration = Duration::from_millis(250);
 /// Orders the worker of this name to drain, or to take requests again.
 ///
 /// # Errors
-/// [`Refusal::NotFound`] if there is no such worker, [`Refusal::Conflict`] if no other one is ready, before or
-/// after, or it does not obey.
+/// [`Refusal::NotFound`] if there is no such worker, [`Refusal::Conflict`] if no other one is ready, before
+/// or after, or it does not obey.
 pub(crate) async fn drain(workers: &Workers, name: &str, on: bool) -> Result<(), Refusal> {
     // One order after the other, so that each sees what the one before has done.
     let _turn = workers.orders.lock().await;

@@ -106,7 +106,8 @@ impl Recent {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    /// Counts a watcher. An administrator has room when clients have none, and a tenant's clients have a share.
+    /// Counts a watcher. An administrator has room when clients have none, and a tenant's clients have a
+    /// share.
     ///
     /// # Errors
     /// The limit that is reached.
