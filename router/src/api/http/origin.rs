@@ -1,5 +1,6 @@
 //! Whether a request to a server on loopback may come from a page of somebody else. Browsers keep such
-//! pages from reading answers, unless their name was made to lead here ("DNS rebinding"), and the `Host` then tells.
+//! pages from reading answers, unless their name was made to lead here ("DNS rebinding"), and the `Host`
+//! then tells.
 
 use std::net::IpAddr;
 
