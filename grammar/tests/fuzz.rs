@@ -14,8 +14,9 @@ use walk::{Random, compile, vocabulary};
 
 /// Mutated constraints of each kind.
 const EACH: u64 = 400;
-/// Time limit to compile a constraint and to compute a mask.
-const MOST_TIME: Duration = Duration::from_secs(1);
+/// Work is bounded by fuel, which has tests of its own. Beyond this time something hangs; a busy machine
+/// takes seconds for what takes milliseconds.
+const MOST_TIME: Duration = Duration::from_secs(60);
 
 fn texts() -> [(&'static str, &'static str); 5] {
     [
