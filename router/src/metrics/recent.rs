@@ -65,6 +65,7 @@ pub struct Recent {
 /// Who looks at the cluster, by tenant.
 #[derive(Debug, Default)]
 struct Watchers {
+    /// The sum, which each request reads without the lock.
     all: AtomicUsize,
     of_tenants: Mutex<HashMap<String, usize>>,
 }

@@ -190,8 +190,8 @@ impl CallStream {
     }
 
     /// Worker that a prompt moved to last.
-    pub fn moved_to(&self) -> Option<&Arc<str>> {
-        self.prompts.iter().find_map(|prompt| prompt.moved_to.as_ref())
+    pub fn moved_to(&self, prompt: usize) -> Option<&Arc<str>> {
+        self.prompts.get(prompt)?.moved_to.as_ref()
     }
 
     /// Moves summed over all prompts; `resume_exact` holds only if it holds for every prompt.

@@ -16,8 +16,13 @@ impl MoveChunks {
     }
 
     /// A chunk without choices, if the stream has moved since the last call. It comes before the first text
-    /// of the new worker.
-    pub fn next(&mut self, stream: &CallStream, heading: &Heading) -> Option<Map<String, Value>> {
+    /// of the new worker, which is the latest delta, of `prompt`.
+    pub fn next(
+        &mut self,
+        stream: &CallStream,
+        prompt: usize,
+        heading: &Heading,
+    ) -> Option<Map<String, Value>> {
         let told = self.0.as_mut()?;
         let moves = stream.journey().moves;
         if moves <= *told {
@@ -25,7 +30,7 @@ impl MoveChunks {
         }
         *told = moves;
         let mut object = heading.object(Vec::new());
-        let worker = stream.moved_to().map(|name| &**name);
+        let worker = stream.moved_to(prompt).map(|name| &**name);
         object.insert("skein".to_owned(), json!({ "moves": moves, "worker": worker }));
         Some(object)
     }

@@ -308,7 +308,7 @@ impl Answer {
             }
             while let Some(item) = merged.next().await {
                 let (at, delta) = item?;
-                if let Some(object) = moves.next(&merged, &self.heading) {
+                if let Some(object) = moves.next(&merged, at, &self.heading) {
                     yield outgoing.aside(object);
                 }
                 let index = delta.sample_index as usize;

@@ -89,7 +89,7 @@ async fn drains_need_the_admin_key_json_and_a_worker() {
     let wrong = send(&app, with_key("o", "POST", path, &json!({"on": 1}))).await;
     assert!(wrong.status == 400 && wrong.body.contains("on must be true or false"), "{}", wrong.body);
     let form = Request::post(path).header("x-api-key", "o".repeat(32)).header("content-type", "text/plain");
-    assert_eq!(send(&app, form.body(r#"{"on": true}"#.into()).unwrap()).await.status, 400);
+    assert_eq!(send(&app, form.body(r#"{"on": true}"#.into()).unwrap()).await.status, 415);
     // Everyone may send requests to a server without keys on all addresses, but nobody may give orders.
     let listen = "0.0.0.0:8000".parse().unwrap();
     let open = RouterConfig { listen, ..testing::config() };
