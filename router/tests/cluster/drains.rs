@@ -24,8 +24,14 @@ async fn an_ordered_drain_moves_streams_and_can_be_taken_back() {
         }
         rest
     };
-    let (obeyed, rest) = tokio::join!(scene.cluster.drain(from, true), read);
-    obeyed.expect("it obeys");
+    // No delta comes between the order and the move.
+    scene.script.pace_ms.store(u32::MAX, Ordering::SeqCst);
+    let order = async {
+        scene.cluster.drain(from, true).await.expect("it obeys");
+        wait_for("the move", || lock(&scene.script.calls).len() > 1).await;
+        scene.script.pace_ms.store(0, Ordering::SeqCst);
+    };
+    let ((), rest) = tokio::join!(order, read);
     assert!(expected.samples[0].0.ends_with(&rest), "the text is the undisturbed one");
     let moves = scene.cluster.moves().latest;
     assert_eq!(moves.len(), 1);

@@ -404,10 +404,7 @@ fn play(
         state.running.fetch_add(1, Ordering::SeqCst);
         let mut running = Running { state: state.clone(), ended: false };
         for (index, mut delta) in deltas.into_iter().enumerate() {
-            let pace = state.script.pace_ms.load(Ordering::SeqCst);
-            if pace > 0 {
-                tokio::time::sleep(Duration::from_millis(pace.into())).await;
-            }
+            paced(&state.script.pace_ms).await;
             match fault {
                 Some(Fault::Break(at)) if index == at => {
                     running.ended = true;
@@ -447,6 +444,14 @@ fn play(
             yield Ok(delta);
         }
         running.ended = true;
+    }
+}
+
+/// Waits between two deltas, no longer than the script says now: a test may end the wait.
+async fn paced(pace_ms: &AtomicU32) {
+    let began = tokio::time::Instant::now();
+    while began.elapsed() < Duration::from_millis(pace_ms.load(Ordering::SeqCst).into()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
