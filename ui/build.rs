@@ -25,7 +25,7 @@ fn main() {
         encoder.write_all(&bytes).expect("memory takes it");
         fs::write(out.join(format!("{at}.gz")), encoder.finish().expect("memory takes it"))
             .expect("OUT_DIR is writable");
-        let tag = format!("\\\"{:016x}\\\"", xxh3_64(&bytes));
+        let tag = format!("W/\\\"{:016x}\\\"", xxh3_64(&bytes));
         writeln!(
             table,
             "    (\"{name}\", \"{tag}\", include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{at}.gz\"))),"

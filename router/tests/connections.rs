@@ -258,10 +258,8 @@ async fn an_http2_connection_that_only_answers_pings_is_closed() {
         let body = request.into_body().collect().await.map(|body| body.to_bytes());
         http::Response::new(Full::new(body.unwrap_or_default()))
     };
-    let (tls, limits) = (
-        skein_tls::PortTls::default(),
-        ConnectionLimits { idle_timeout: Duration::from_secs(1), ..LIMITS },
-    );
+    let (tls, limits) =
+        (skein_tls::PortTls::default(), ConnectionLimits { idle_timeout: Duration::from_secs(1), ..LIMITS });
     tokio::spawn(accept_until(listener, tls, service, limits, std::future::pending::<Infallible>()));
     let mut stream = http2(address).await;
     stream.write_all(&frame(HEADERS, END_HEADERS, 1, &HEAD)).await.unwrap();

@@ -13,7 +13,7 @@ static FILES: &[(&str, &str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/files
 pub struct File {
     /// Value of `content-type`.
     pub content_type: &'static str,
-    /// Value of `etag`: changes with the content.
+    /// Value of `etag`, weak: changes with the content.
     pub tag: &'static str,
     /// Its content, compressed.
     pub gzip: &'static [u8],

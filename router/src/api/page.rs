@@ -1,16 +1,16 @@
 //! The pages at `/ui` and `/docs`: files of the binary that talk to this server's own APIs. They need no
 //! key, because they hold nothing of the server's; what they call does.
 
-use axum::body::Body;
 use axum::extract::Path;
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
+use bytes::Bytes;
 use http::header::{
-    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG,
-    IF_NONE_MATCH, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS,
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderMap, HeaderValue, StatusCode};
 
+use super::http::tagged;
 use super::openapi::operation::{self as describe, Access, Part, TEXT};
 use super::openapi::room::Room;
 
@@ -74,23 +74,11 @@ fn file(path: &str, headers: &HeaderMap) -> Response {
         (CONTENT_SECURITY_POLICY, POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
-        // Another release has other files; the tag answers whether they differ.
+        // Another release has other files, with other tags.
         (CACHE_CONTROL, "no-cache"),
         (VARY, "accept-encoding"),
     ];
-    let tagged = [(ETAG, HeaderValue::from_static(file.tag))];
-    if headers.get(IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == file.tag.as_bytes()) {
-        return (StatusCode::NOT_MODIFIED, tagged, fixed).into_response();
-    }
-    let takes_gzip = headers
-        .get(ACCEPT_ENCODING)
-        .and_then(|value| value.to_str().ok())
-        .is_some_and(|accepted| accepted.contains("gzip"));
-    if takes_gzip {
-        return (tagged, fixed, [(CONTENT_ENCODING, "gzip")], Body::from(file.gzip)).into_response();
-    }
-    match file.plain() {
-        Some(plain) => (tagged, fixed, Body::from(plain)).into_response(),
-        None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+    let (tag, gzip) = (HeaderValue::from_static(file.tag), Bytes::from_static(file.gzip));
+    let answer = tagged::answer(headers, tag, gzip, || file.plain().map(Bytes::from));
+    (fixed, answer).into_response()
 }

@@ -1,5 +1,5 @@
-//! What all APIs over HTTP share: keys, cross-origin requests, request ids, receipts, spans, metrics and
-//! server-sent events.
+//! What all APIs over HTTP share: keys, cross-origin requests, request ids, receipts, spans, metrics,
+//! server-sent events and entity tags.
 
 pub mod body;
 pub mod cors;
@@ -15,3 +15,4 @@ pub mod receipts;
 pub(crate) mod request_id;
 pub(crate) mod span;
 pub(crate) mod sse;
+pub(crate) mod tagged;

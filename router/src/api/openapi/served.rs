@@ -4,17 +4,14 @@
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use http::header::{
-    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, ETAG, IF_NONE_MATCH, VARY,
-};
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, VARY};
+use http::{HeaderMap, HeaderValue};
 use skein_choice::limits::ModelLimits;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -22,12 +19,13 @@ use super::document::document;
 use super::operation::{self, JSON, Operation, Part};
 use super::room::Room;
 use super::schema::Now;
+use crate::api::http::tagged;
 use crate::api::openai::error::OpenAiError;
 use crate::app::App;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 
-/// Documents that are kept: those of so many sets of names that callers may use.
+/// Most documents kept: one for each set of names that a caller may use.
 const KEPT: usize = 8;
 /// Cost of making one, as bytes of text to tokenise: it is made off the async threads.
 const WORK_BYTES: usize = 256 * 1024;
@@ -98,9 +96,9 @@ fn write(app: &App, operations: &[Operation], basis: Basis) -> Written {
     let now = Now { app, model: basis.model, names: basis.names.clone() };
     let plain = Bytes::from(document(operations, &now).to_string());
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-    // Memory takes everything.
+    // Writing to memory cannot fail.
     let gzip = encoder.write_all(&plain).and_then(|()| encoder.finish()).unwrap_or_default();
-    let tag = HeaderValue::from_str(&format!("\"{:016x}\"", xxh3_64(&plain)));
+    let tag = HeaderValue::from_str(&format!("W/\"{:016x}\"", xxh3_64(&plain)));
     Written { basis, tag: tag.unwrap_or_else(|_| HeaderValue::from_static("\"\"")), plain, gzip: gzip.into() }
 }
 
@@ -113,16 +111,7 @@ async fn answer(
     let Written { tag, plain, gzip, .. } = describer.written(&app, &tenant).await?;
     let vary = "accept-encoding, authorization, x-api-key";
     let fixed = [(CONTENT_TYPE, JSON), (CACHE_CONTROL, "private, no-cache"), (VARY, vary)];
-    let is_known = headers.get(IF_NONE_MATCH).is_some_and(|known| *known == tag);
-    let tagged = [(ETAG, tag)];
-    if is_known {
-        return Ok((StatusCode::NOT_MODIFIED, tagged, fixed).into_response());
-    }
-    let accepted = headers.get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    if accepted.contains("gzip") {
-        return Ok((tagged, fixed, [(CONTENT_ENCODING, "gzip")], Body::from(gzip)).into_response());
-    }
-    Ok((tagged, fixed, Body::from(plain)).into_response())
+    Ok((fixed, tagged::answer(&headers, tag, gzip, || Some(plain))).into_response())
 }
 
 #[cfg(test)]
