@@ -17,8 +17,9 @@ import pytest
 
 from running import Cluster
 
-SECONDS = 30
+# Of an operation, beside its examples and edges. A bound by time would depend on the machine.
 MOST_CASES = 15
+LIMIT_S = 600
 CHECKS = [
     "not_a_server_error",
     "status_code_conformance",
@@ -54,17 +55,17 @@ def test_a_validator_would_find_a_fault(described):
     assert list(openapi_spec_validator.OpenAPIV31SpecValidator(document | {"paths": paths}).iter_errors())
 
 
-def schemathesis(folder: pathlib.Path, document: dict, address: str, seed: int, seconds: int):
+def schemathesis(folder: pathlib.Path, document: dict, address: str, seed: int):
     config, file = folder / "schemathesis.toml", folder / "openapi.json"
     config.write_text(CONFIG)
     file.write_text(json.dumps(document))
     command = [pathlib.Path(sys.executable).parent / "schemathesis", "--config-file", config, "run", file]
-    command += ["--url", f"http://{address}", "--seed", str(seed), "--max-time", str(seconds)]
+    command += ["--url", f"http://{address}", "--seed", str(seed)]
     command += ["--max-examples", str(MOST_CASES), "--phases", "examples,coverage,fuzzing", "--checks", ",".join(CHECKS)]
     # Its stream has no end.
     command += ["--exclude-path", "/v1/cluster/events", "--request-timeout", "20", "--no-shrink", "--no-color"]
     command += ["--continue-on-failure", "--generation-database", "none"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds + 90)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def test_the_server_does_what_it_says(described, tmp_path, capsys):
@@ -72,7 +73,7 @@ def test_the_server_does_what_it_says(described, tmp_path, capsys):
     seed = datetime.date.today().toordinal()
     with capsys.disabled():
         print(f"\nschemathesis: seed {seed}")
-    run = schemathesis(tmp_path, document, running.address, seed, SECONDS)
+    run = schemathesis(tmp_path, document, running.address, seed)
     assert run.returncode == 0, run.stdout[-20_000:] + run.stderr
     cases = int(run.stdout.split("Test cases:")[1].split()[0])
     with capsys.disabled():
@@ -84,5 +85,5 @@ def test_schemathesis_would_find_a_fault(described, tmp_path):
     """The control: a description of answers that the server does not give."""
     running, document = described
     health = {"get": {"operationId": "health", "responses": {"200": {"description": "", "content": {"text/plain": {"schema": {"type": "string"}}}}}}}
-    run = schemathesis(tmp_path, document | {"paths": {"/health": health}}, running.address, 1, 10)
+    run = schemathesis(tmp_path, document | {"paths": {"/health": health}}, running.address, 1)
     assert run.returncode == 1 and "Undocumented Content-Type" in run.stdout, run.stdout

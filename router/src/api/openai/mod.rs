@@ -116,7 +116,7 @@ pub fn generation() -> Room {
                     drop(completions::drafts(fields, &HeaderMap::new(), "", app));
                 }).like(r#"{"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0.7}"#)
                 .gives("Completion")
-                .streams(EVENTS, "CompletionEvent")
+                .streams_until_done("CompletionEvent")
                 .refuses(&REFUSALS)],
         )
         .route(
@@ -126,7 +126,7 @@ pub fn generation() -> Room {
                 .with(&GENERATION)
                 .reads("ChatRequest", |fields, app| drop(chat::drafts(fields, &HeaderMap::new(), "", app))).like(r#"{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32, "stream": false}"#)
                 .gives("ChatCompletion")
-                .streams(EVENTS, "ChatEvent")
+                .streams_until_done("ChatEvent")
                 .refuses(&REFUSALS)],
         )
 }

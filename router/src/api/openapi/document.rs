@@ -115,14 +115,14 @@ fn described(operation: &Operation, has_locks: bool, refusals: &mut BTreeSet<Ref
 
 fn responses(operation: &Operation, has_locks: bool, refusals: &mut BTreeSet<Refusal>) -> Value {
     let mut responses = json!({});
-    for Answer { status, media, shape } in &operation.answers {
+    for Answer { status, media, shape, ends_in_done } in &operation.answers {
         let answer = &mut responses[status.to_string()];
         if answer.is_null() {
             *answer = json!({"description": meaning(*status), "headers": header_names(operation)});
         }
         if !media.is_empty() {
             let schema = shape.map_or_else(|| json!({"type": "string"}), reference);
-            let schema = if *media == EVENTS { event(&schema) } else { schema };
+            let schema = if *media == EVENTS { event(&schema, *ends_in_done) } else { schema };
             answer["content"][*media] = json!({"schema": schema});
         }
     }
@@ -142,16 +142,14 @@ fn responses(operation: &Operation, has_locks: bool, refusals: &mut BTreeSet<Ref
 }
 
 /// An event of a stream, in the form of OpenAPI 3.2.
-fn event(data: &Value) -> Value {
+fn event(data: &Value, ends_in_done: bool) -> Value {
+    let object = json!({"type": "string", "contentMediaType": JSON, "contentSchema": data});
+    let data = if ends_in_done { json!({"anyOf": [{"const": "[DONE]"}, object]}) } else { object };
     json!({
-        "description": "Each event. A stream of chunks ends with the data `[DONE]`.",
+        "description": if ends_in_done { "Each event. The data of the last one is `[DONE]`." } else { "Each event." },
         "type": "object",
         "required": ["data"],
-        "properties": {
-            "event": {"type": "string"},
-            "id": {"type": "string"},
-            "data": {"type": "string", "contentMediaType": JSON, "contentSchema": data},
-        },
+        "properties": {"event": {"type": "string"}, "id": {"type": "string"}, "data": data},
     })
 }
 

@@ -64,6 +64,8 @@ pub struct Answer {
     pub media: &'static str,
     /// Component of the body, or of each event or line; `None` = text.
     pub shape: Option<&'static str>,
+    /// Whether the data of the last event is `[DONE]`, which is no JSON.
+    pub ends_in_done: bool,
 }
 
 /// A method of a path.
@@ -185,9 +187,15 @@ impl Operation {
         self.answers(200, media, Some(shape))
     }
 
+    /// It answers with events of a component, and then with `[DONE]`.
+    pub fn streams_until_done(mut self, shape: &'static str) -> Self {
+        self.answers.push(Answer { status: 200, media: EVENTS, shape: Some(shape), ends_in_done: true });
+        self
+    }
+
     /// It answers with something else.
     pub fn answers(mut self, status: u16, media: &'static str, shape: Option<&'static str>) -> Self {
-        self.answers.push(Answer { status, media, shape });
+        self.answers.push(Answer { status, media, shape, ends_in_done: false });
         self
     }
 

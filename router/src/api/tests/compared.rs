@@ -160,14 +160,16 @@ impl Described {
             "application/json" => check(body),
             "application/x-ndjson" => body.lines().for_each(check),
             "text/event-stream" => {
-                let schema = schema.clone() + "/properties/data/contentSchema";
+                let data = schema.clone() + "/properties/data";
+                let ends_in_done = self.document.pointer(&data).unwrap()["anyOf"][0]["const"] == "[DONE]";
+                let schema = data + if ends_in_done { "/anyOf/1/contentSchema" } else { "/contentSchema" };
                 let check = |text: &str| {
                     let value =
                         serde_json::from_str(text).unwrap_or_else(|error| panic!("{what}: {error}: {text}"));
                     self.check(&schema, &value, what);
                 };
                 let data = body.lines().filter_map(|line| line.strip_prefix("data: "));
-                data.filter(|data| *data != "[DONE]").for_each(check);
+                data.filter(|data| !ends_in_done || *data != "[DONE]").for_each(check);
             }
             _ => {}
         }
