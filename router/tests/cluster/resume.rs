@@ -1,6 +1,7 @@
 //! Streams that outlive a connection, a drain, a router or a client.
 
 use skein_proto::version::Version;
+use skein_router::generator::FleetView;
 use skein_router::links::transport::Grpc;
 use skein_router::request::{Journey, Resume, ResumeSample};
 
@@ -139,6 +140,11 @@ async fn a_client_comes_back_through_another_router() {
         let delta = stream.next().await.expect("a delta").expect("no error");
         delivered[delta.sample_index as usize].extend(delta.tokens);
     }
+    // The stream waits until the other router knows of it.
+    scene.script.pace_ms.store(u32::MAX, Ordering::SeqCst);
+    let knows = || other.cluster.workers().iter().any(|worker| worker.reported.running > 0);
+    wait_for("a report to the other router", knows).await;
+    scene.script.pace_ms.store(2, Ordering::SeqCst);
     // The first router leaves without notifying the worker.
     scene.cluster.leave();
     drop(stream);
