@@ -259,7 +259,8 @@ impl Fleet {
         let sequence = worker.ledger.place(cost);
         worker.breaker.dispatched(now);
         if let (true, Some(chain)) = (job.cacheable, job.chain(info.block_size)) {
-            let held = (pick.hit_tokens / info.block_size) as usize;
+            // A prompt that is cached whole still has a token to compute, but no block to come.
+            let held = pick.hit_tokens.div_ceil(info.block_size) as usize;
             self.index.expect(
                 pick.worker,
                 Expectation::Placed(sequence),

@@ -323,6 +323,21 @@ fn a_prefix_follows_its_first_request_before_it_is_cached() {
 }
 
 #[test]
+fn repeats_of_a_cached_prompt_expect_nothing() {
+    let mut scene = Scene::new(1);
+    let tokens: Vec<TokenId> = (0..8).collect();
+    scene.watch(0, 0, 1, (1, stored(&tokens)));
+    for ms in 1..100 {
+        let pick = scene.choice(ms, &tokens).expect("a worker");
+        assert_eq!(pick.hit_tokens, 7, "the last token is always computed");
+        let placed = scene.fleet.place(at(ms), &Scene::job(&tokens), &pick).expect("a member");
+        scene.fleet.handle(at(ms), Event::FirstToken(placed));
+        assert!(scene.fleet.ended(placed));
+    }
+    assert!(scene.fleet.index.expects_nothing());
+}
+
+#[test]
 fn a_failed_placement_leaves_no_expectation() {
     let tokens: Vec<TokenId> = (0..400).collect();
     let mut scene = Scene::new(1);

@@ -1,13 +1,14 @@
 //! Blocks about to be cached, of prompts just placed or admitted. Follow-up requests therefore go to the same
 //! worker before its report arrives. Pure.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
 
 use super::columns::Column;
+use super::compared::Compared;
 use super::hash_map::{ByHash, shrink};
 
 /// Why a prefix is expected in a cache.
@@ -34,10 +35,17 @@ pub(super) struct Expectations {
     blocks: usize,
 }
 
-/// Expectations of one worker, oldest first.
+/// Number of an expectation of one worker, in the order in which they were added.
+type Number = u64;
+
+/// Expectations of one worker. Each is found by its number, placement or last block in logarithmic time: a
+/// busy worker has many that wait for a report.
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: VecDeque<Waiting>,
+    waiting: BTreeMap<Compared<Number>, Waiting>,
+    placed: BTreeMap<Compared<u64>, Number>,
+    by_last: BTreeSet<Compared<(BlockHash, Number)>>,
+    next: Number,
     blocks: usize,
 }
 
@@ -45,7 +53,42 @@ struct Queue {
 struct Waiting {
     who: Expectation,
     since: Timestamp,
-    hashes: Vec<BlockHash>,
+    hashes: Box<[BlockHash]>,
+}
+
+impl Queue {
+    fn oldest(&self) -> Option<(Number, &Waiting)> {
+        self.waiting.first_key_value().map(|(number, waiting)| (number.0, waiting))
+    }
+
+    fn push(&mut self, waiting: Waiting) {
+        let number = self.next;
+        self.next += 1;
+        self.blocks += waiting.hashes.len();
+        if let Expectation::Placed(sequence) = waiting.who {
+            self.placed.insert(Compared(sequence), number);
+        }
+        self.by_last.extend(waiting.hashes.last().map(|&last| Compared((last, number))));
+        self.waiting.insert(Compared(number), waiting);
+    }
+
+    fn take(&mut self, number: Number) -> Option<Waiting> {
+        let taken = self.waiting.remove(&Compared(number))?;
+        self.blocks -= taken.hashes.len();
+        if let Expectation::Placed(sequence) = taken.who {
+            self.placed.remove(&Compared(sequence));
+        }
+        if let Some(&last) = taken.hashes.last() {
+            self.by_last.remove(&Compared((last, number)));
+        }
+        Some(taken)
+    }
+
+    /// Numbers of the expectations whose last block is `last`.
+    fn ending_with(&self, last: BlockHash) -> impl Iterator<Item = Number> {
+        let range = Compared((last, Number::MIN))..=Compared((last, Number::MAX));
+        self.by_last.range(range).map(|&Compared((_, number))| number)
+    }
 }
 
 /// Workers that expect a block. Most blocks have only one.
@@ -109,10 +152,14 @@ impl Expectations {
         }
     }
 
-    /// Records that the worker is about to cache `hashes`.
+    /// Records that the worker is about to cache `hashes`. A placement of the same sequence number is
+    /// replaced.
     pub fn add(&mut self, column: Column, who: Expectation, hashes: &[BlockHash], now: Timestamp) {
         if hashes.is_empty() {
             return;
+        }
+        if let Expectation::Placed(sequence) = who {
+            self.withdraw(column, sequence);
         }
         for (at, &hash) in hashes.iter().enumerate() {
             let new = Expecter { column, count: 1, ends: u32::from(at + 1 == hashes.len()) };
@@ -132,54 +179,55 @@ impl Expectations {
             self.by_column.resize_with(column as usize + 1, Queue::default);
         }
         let queue = &mut self.by_column[column as usize];
-        queue.waiting.push_back(Waiting { who, since: now, hashes: hashes.to_vec() });
-        queue.blocks += hashes.len();
+        queue.push(Waiting { who, since: now, hashes: hashes.into() });
         self.blocks += hashes.len();
         while self.is_too_much(column, now) {
-            self.drop_at(column, 0);
+            self.drop_oldest(column);
         }
     }
 
     fn is_too_much(&self, column: Column, now: Timestamp) -> bool {
         let queue = &self.by_column[column as usize];
-        let is_old = queue.waiting.front().is_some_and(|waiting| now.since(waiting.since) > EXPECTED_FOR);
+        let is_old = queue.oldest().is_some_and(|(_, waiting)| now.since(waiting.since) > EXPECTED_FOR);
         is_old || queue.blocks > MAX_BLOCKS_EACH || (self.blocks > MAX_BLOCKS && queue.waiting.len() > 1)
     }
 
     /// Removes the expectation of placement `sequence`.
     pub fn withdraw(&mut self, column: Column, sequence: u64) {
         let Some(queue) = self.by_column.get(column as usize) else { return };
-        let placed = Expectation::Placed(sequence);
-        if let Some(at) = queue.waiting.iter().position(|waiting| waiting.who == placed) {
-            self.drop_at(column, at);
+        if let Some(&number) = queue.placed.get(&Compared(sequence)) {
+            self.drop(column, number);
         }
     }
 
     /// Removes the worker's expectations whose last block is one of `cached`.
     pub fn settle(&mut self, column: Column, cached: impl Iterator<Item = BlockHash>) {
-        let Some(queue) = self.by_column.get(column as usize).filter(|queue| queue.blocks > 0) else {
-            return;
-        };
-        let mut cached: Vec<BlockHash> = cached.filter(|hash| self.by_block.contains_key(hash)).collect();
-        cached.sort_unstable();
-        let is_settled =
-            |waiting: &Waiting| waiting.hashes.last().is_some_and(|last| cached.binary_search(last).is_ok());
-        let settled: Vec<usize> =
-            (0..queue.waiting.len()).filter(|&at| is_settled(&queue.waiting[at])).collect();
-        settled.into_iter().rev().for_each(|at| self.drop_at(column, at));
+        for last in cached {
+            let Some(queue) = self.by_column.get(column as usize).filter(|queue| queue.blocks > 0) else {
+                return;
+            };
+            if self.by_block.contains_key(&last) {
+                let settled: Vec<Number> = queue.ending_with(last).collect();
+                settled.into_iter().for_each(|number| self.drop(column, number));
+            }
+        }
     }
 
     /// Removes all expectations of a worker.
     pub fn clear(&mut self, column: Column) {
         while self.by_column.get(column as usize).is_some_and(|queue| !queue.waiting.is_empty()) {
-            self.drop_at(column, 0);
+            self.drop_oldest(column);
         }
     }
 
-    fn drop_at(&mut self, column: Column, at: usize) {
-        let queue = &mut self.by_column[column as usize];
-        let Some(dropped) = queue.waiting.remove(at) else { return };
-        queue.blocks -= dropped.hashes.len();
+    fn drop_oldest(&mut self, column: Column) {
+        if let Some((number, _)) = self.by_column[column as usize].oldest() {
+            self.drop(column, number);
+        }
+    }
+
+    fn drop(&mut self, column: Column, number: Number) {
+        let Some(dropped) = self.by_column[column as usize].take(number) else { return };
         self.blocks -= dropped.hashes.len();
         for (at, &hash) in dropped.hashes.iter().enumerate() {
             let is_last = at + 1 == dropped.hashes.len();

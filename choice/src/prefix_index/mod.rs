@@ -5,6 +5,7 @@
 //! requests go to the same worker.
 
 mod columns;
+mod compared;
 mod desync;
 mod ends;
 mod expectations;
@@ -184,6 +185,12 @@ impl PrefixIndex {
     /// Number of blocks known to be cached at `worker`.
     pub fn blocks(&self, worker: WorkerId) -> usize {
         self.members.get(&worker).map_or(0, |place| self.tree.blocks(place.slot))
+    }
+
+    /// Whether no worker is expected to cache anything more.
+    #[cfg(test)]
+    pub fn expects_nothing(&self) -> bool {
+        self.expected.is_empty()
     }
 
     fn enforce_limit(&mut self) {

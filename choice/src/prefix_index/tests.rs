@@ -2,6 +2,7 @@
 //! `TEST_INDEX_SEEDS=10000` runs more seeds than usual.
 
 mod ends;
+mod expectations;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
