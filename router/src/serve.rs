@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::{Instrument, info_span};
 
+use crate::api::direct::{Direct, Route};
 use crate::api::http::nodes::{Node, NodeCheck};
 use crate::api::{self, grpc};
 use crate::app::App;
@@ -81,12 +82,16 @@ fn serve_boxed<'a>(
 ) -> io::Result<BoxFuture<'a, ()>> {
     let guarded = grpc::guarded(&app).map_err(io::Error::other)?;
     let router = api::router(app.clone(), guarded, grpc::open(&app));
-    let nodes = NodeCheck::of(&app.config);
+    let (nodes, direct) = (NodeCheck::of(&app.config), Direct::new(&app));
     let service = move |mut request: http::Request<Incoming>| {
         let (router, refused) = (router.clone(), nodes.refusal(&mut request));
+        let direct = direct.clone().zip(Route::of(&request));
         async move {
             if let Some(refused) = refused {
                 return refused;
+            }
+            if let Some((direct, route)) = direct {
+                return direct.answer(route, request.map(axum::body::Body::new)).await;
             }
             router.oneshot(request).await.unwrap_or_else(|never| match never {})
         }

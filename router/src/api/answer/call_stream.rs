@@ -27,7 +27,7 @@ type Item = Option<Result<TextDelta, Refusal>>;
 pub struct CallStream {
     prompts: Vec<Prompted>,
     running: FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>,
-    /// The only stream, once it has started: polling it needs no boxes.
+    /// The only stream: polling it needs no boxes.
     alone: Option<TextStream>,
     /// Deltas that arrived while the status waited.
     early: VecDeque<(usize, TextDelta)>,
@@ -82,7 +82,11 @@ impl CallStream {
             });
             streams.push(stream);
         }
-        merged.running.extend(streams.into_iter().enumerate().map(|(at, stream)| advance(at, stream)));
+        if streams.len() == 1 {
+            merged.alone = streams.pop();
+        } else {
+            merged.running.extend(streams.into_iter().enumerate().map(|(at, stream)| advance(at, stream)));
+        }
         Ok(merged)
     }
 
@@ -128,6 +132,9 @@ impl CallStream {
         if let Some(stream) = &mut self.alone {
             let item = stream.next().await;
             self.prompts[0].update(stream, item.as_ref());
+            if matches!(item, Some(Err(_))) {
+                self.alone = None;
+            }
             return item.map(|item| item.map(|delta| (0, delta)));
         }
         while let Some((at, stream, item)) = self.running.next().await {
@@ -135,15 +142,7 @@ impl CallStream {
             match item {
                 None => {}
                 Some(Ok(delta)) => {
-                    let known = &mut self.prompts[at].prompt_logprobs;
-                    if known.is_empty() {
-                        known.extend_from_slice(stream.prompt_logprobs());
-                    }
-                    if self.prompts.len() == 1 {
-                        self.alone = Some(stream);
-                    } else {
-                        self.running.push(advance(at, stream));
-                    }
+                    self.running.push(advance(at, stream));
                     return Some(Ok((at, delta)));
                 }
                 Some(Err(refusal)) => {
@@ -211,6 +210,9 @@ impl Prompted {
         let moves = std::mem::replace(&mut self.journey, stream.journey()).moves;
         if self.journey.moves > moves {
             self.moved_to = stream.worker();
+        }
+        if self.prompt_logprobs.is_empty() && matches!(item, Some(Ok(_))) {
+            self.prompt_logprobs.extend_from_slice(stream.prompt_logprobs());
         }
         if let Some(Ok(delta)) = item
             && let Some(usage) = self.usage_of_samples.get_mut(delta.sample_index as usize)

@@ -2,8 +2,9 @@
 
 use std::io::Write;
 
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use http::HeaderValue;
+use http::header::CONTENT_TYPE;
 use serde_json::{Map, Value, json};
 use skein_proto::TokenId;
 use skein_proto::logprobs::TokenLogprobs;
@@ -143,6 +144,11 @@ pub fn stop_reason(finish: Option<&TextFinish>) -> Value {
         Some(TextFinish::Stop(StopCause::Token(token))) => (*token).into(),
         Some(TextFinish::Stop(StopCause::End(_)) | TextFinish::Length) | None => Value::Null,
     }
+}
+
+/// A response of JSON text.
+pub fn json_response(json: String) -> Response {
+    ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response()
 }
 
 /// Adds the headers of every generation response: the request id and the ignored fields.

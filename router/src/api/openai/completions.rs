@@ -1,8 +1,7 @@
 //! `POST /v1/completions`: one or many prompts, as text or as token ids.
 
-use axum::Json;
 use axum::extract::{Extension, Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures::Stream;
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value, json};
@@ -13,12 +12,13 @@ use skein_text::detokenizer::Detokenizer;
 
 use super::error::{OpenAi, OpenAiError};
 use crate::api::answer::call_stream::CallStream;
-use crate::api::answer::events::{ResumableEvents, SseEvent};
+use crate::api::answer::events::{ResumableEvents, SseData, SseEvent};
 use crate::api::answer::logprobs::{self, CompletionLogprobs, Echo, Names, ScoredToken};
 use crate::api::answer::moves::MoveChunks;
 use crate::api::answer::progress::Progress;
 use crate::api::answer::response_id::response_id;
-use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
+use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks, json_response};
+use crate::api::answer::written::{End, Shown, TextChoice, Written};
 use crate::api::fields::field::Field;
 use crate::api::fields::listing::Kind;
 use crate::api::fields::object::{Fields, integers, wrong};
@@ -52,7 +52,7 @@ pub async fn create(
         merged.wait_for(|at, delta| seen.is_new(at * n + delta.sample_index as usize, delta)).await?;
         sse::response::<OpenAi>(answer.chunks(merged, outgoing))
     } else {
-        Json(answer.whole(merged).await?).into_response()
+        json_response(answer.whole(merged).await?)
     };
     Ok(shapes::finish_response(response, &id, ignored))
 }
@@ -237,7 +237,8 @@ impl Answer {
         Self { app, call, heading, n, choices }
     }
 
-    async fn whole(mut self, mut merged: CallStream) -> Result<Value, Refusal> {
+    /// The whole answer as JSON text.
+    async fn whole(mut self, mut merged: CallStream) -> Result<String, Refusal> {
         let mut gathered: Vec<Gathered> = self.choices.iter().map(|_| Gathered::default()).collect();
         while let Some(item) = merged.next().await {
             let (at, delta) = item?;
@@ -245,6 +246,15 @@ impl Answer {
             if let Some(choice) = gathered.get_mut(at * self.n + delta.sample_index as usize) {
                 choice.push(delta);
             }
+        }
+        if self.is_plain() {
+            let choice = |(index, choice)| Self::plain_choice(index, choice);
+            let choices: Vec<TextChoice<'_>> = gathered.iter().enumerate().map(choice).collect();
+            let usage = Shown::As(self.counted(merged.usage()));
+            let text_bytes = gathered.iter().map(|choice| choice.text.len()).sum();
+            let answer =
+                Written { heading: &self.heading, choices: &choices, usage, journey: merged.journey() };
+            return Ok(answer.json(text_bytes));
         }
         let mut choices = Vec::new();
         for (index, choice) in gathered.into_iter().enumerate() {
@@ -260,7 +270,17 @@ impl Answer {
         let mut object = self.heading.object(choices);
         object.insert("usage".to_owned(), self.usage(merged.usage()));
         shapes::add_receipt(&mut object, merged.journey());
-        Ok(object.into())
+        Ok(Value::Object(object).to_string())
+    }
+
+    /// Whether choices show nothing but their text and their end.
+    fn is_plain(&self) -> bool {
+        let GenerationCall { echo, logprobs, prompt_logprobs, wants, .. } = &self.call;
+        !(*echo || *logprobs || *prompt_logprobs || wants.return_token_ids)
+    }
+
+    fn plain_choice(index: usize, choice: &Gathered) -> TextChoice<'_> {
+        TextChoice { index, text: &choice.text, end: End::of(choice.finish.as_ref()) }
     }
 
     fn chunks(
@@ -293,6 +313,15 @@ impl Answer {
                     yield outgoing.event(index, false, chunks.chunk(index, &delta.text));
                     continue;
                 }
+                if text_chunks.is_some() {
+                    let choice = [TextChoice { index, text: &delta.text, end: End::of(delta.finish.as_ref()) }];
+                    let usage = if self.call.wants.include_usage { Shown::Null } else { Shown::No };
+                    let journey = merged.journey();
+                    let chunk = Written { heading: &self.heading, choices: &choice, usage, journey };
+                    let json = chunk.json(delta.text.len());
+                    yield outgoing.event(index, true, SseData::Written(json));
+                    continue;
+                }
                 let choice = self.choice(index, delta, &merged)?;
                 let mut object = self.chunk(choice, merged.usage_of(at, index - at * self.n));
                 if finished {
@@ -311,12 +340,10 @@ impl Answer {
 
     /// Fast writer for chunks that carry only text; its output equals that of `choice`.
     fn text_chunks(&self) -> Option<TextChunks> {
-        let GenerationCall { echo, logprobs, prompt_logprobs, wants, .. } = &self.call;
-        let Wants { return_token_ids, continuous_usage, include_usage, .. } = *wants;
+        let Wants { continuous_usage, include_usage, .. } = self.call.wants;
         let after = ",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null";
         let chunks = || TextChunks::new(&self.heading, ",\"text\":", after, include_usage);
-        let is_plain = !(*echo || *logprobs || *prompt_logprobs || return_token_ids || continuous_usage);
-        is_plain.then(chunks)
+        (self.is_plain() && !continuous_usage).then(chunks)
     }
 
     /// A chunk with a choice, of whose output `usage` counts the tokens.
@@ -401,11 +428,13 @@ impl Answer {
         }
     }
 
-    fn usage(&self, mut usage: Usage) -> Value {
-        if self.call.drop_output {
-            usage.completion_tokens = 0;
-        }
-        shapes::usage(usage)
+    fn usage(&self, usage: Usage) -> Value {
+        shapes::usage(self.counted(usage))
+    }
+
+    /// Counts without output that is dropped.
+    fn counted(&self, usage: Usage) -> Usage {
+        if self.call.drop_output { Usage { completion_tokens: 0, ..usage } } else { usage }
     }
 }
 
