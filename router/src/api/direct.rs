@@ -1,11 +1,13 @@
 //! The routes that take most requests, without a router in between: it clones and allocates tens of boxes for
 //! each request. They pass the same functions in the same order as in [`router`](super::router()).
 
+use axum::Router;
 use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::Method;
+use tower::ServiceExt;
 
 use super::http::around::around;
 use super::http::error::Refuse;
@@ -26,7 +28,7 @@ pub struct Direct {
 
 /// A direct route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Route {
+enum Route {
     /// `POST /v1/completions`.
     Completions,
     /// `POST /v1/chat/completions`.
@@ -35,7 +37,7 @@ pub enum Route {
 
 impl Route {
     /// The direct route of a request, if any.
-    pub fn of<B>(request: &http::Request<B>) -> Option<Self> {
+    fn of(request: &Request) -> Option<Self> {
         let routes = [Self::Completions, Self::Chat];
         let is_post = request.method() == Method::POST;
         routes.into_iter().find(|route| is_post && route.path() == request.uri().path())
@@ -49,6 +51,14 @@ impl Route {
     }
 }
 
+/// Answers a request by its direct route, else by `router`.
+pub async fn answer(direct: Option<Direct>, router: Router, request: Request) -> Response {
+    match direct.zip(Route::of(&request)) {
+        Some((direct, route)) => direct.answer(route, request).await,
+        None => router.oneshot(request).await.unwrap_or_else(|never| match never {}),
+    }
+}
+
 impl Direct {
     /// `None` if pages of other origins are allowed: their answers have further headers.
     pub fn new(app: &App) -> Option<Self> {
@@ -57,8 +67,8 @@ impl Direct {
     }
 
     /// Answers a request to `route`. In a box, because a connection keeps room for its answer's state.
-    pub fn answer(&self, route: Route, request: Request) -> BoxFuture<'static, Response> {
-        let Self { app, keys } = self.clone();
+    fn answer(self, route: Route, request: Request) -> BoxFuture<'static, Response> {
+        let Self { app, keys } = self;
         let handled = app.clone();
         let next = move |request: Request, id| async move {
             let tenant = match tenant(&keys, &request) {

@@ -141,7 +141,10 @@ fn check_fields(
     let mut faults = Faults::default();
     let own_id = faults.value_of(request_id(draft.request_id.take()));
     let call = draft.tenant.call(&own_id);
-    let id = draft.part.map_or_else(|| own_id.clone(), |part| format!("{own_id}-{part}"));
+    let id = match draft.part {
+        Some(part) => format!("{own_id}-{part}"),
+        None => own_id,
+    };
     let priority = faults.value_of(check_priority(draft.priority, &draft.tenant));
     faults.value_of(check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES));
     let deadline = now + faults.value_of(timeout(draft.timeout_ms, limits.request_timeout));

@@ -26,7 +26,8 @@ type Item = Option<Result<TextDelta, Refusal>>;
 /// CallStream streams of one call, one per prompt. Dropping it cancels all of them.
 pub struct CallStream {
     prompts: Vec<Prompted>,
-    running: FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>,
+    /// The streams of a call with several.
+    running: Option<FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>>,
     /// The only stream: polling it needs no boxes.
     alone: Option<TextStream>,
     /// Deltas that arrived while the status waited.
@@ -55,12 +56,7 @@ impl CallStream {
     /// Starts `drafts`. If one is refused, the others are cancelled, and none counts towards the
     /// limits of the key.
     pub async fn start(app: &App, tenant: &Tenant, drafts: Vec<Draft>) -> Result<Self, Refusal> {
-        let mut merged = Self {
-            prompts: Vec::new(),
-            running: FuturesUnordered::new(),
-            alone: None,
-            early: VecDeque::new(),
-        };
+        let mut merged = Self { prompts: Vec::new(), running: None, alone: None, early: VecDeque::new() };
         tenant.key().map_or(Ok(()), |key| key.check_prompts(drafts.len()))?;
         let mut streams: Vec<TextStream> = Vec::with_capacity(drafts.len());
         for draft in drafts {
@@ -85,7 +81,8 @@ impl CallStream {
         if streams.len() == 1 {
             merged.alone = streams.pop();
         } else {
-            merged.running.extend(streams.into_iter().enumerate().map(|(at, stream)| advance(at, stream)));
+            let streams = streams.into_iter().enumerate();
+            merged.running = Some(streams.map(|(at, stream)| advance(at, stream)).collect());
         }
         Ok(merged)
     }
@@ -137,16 +134,16 @@ impl CallStream {
             }
             return item.map(|item| item.map(|delta| (0, delta)));
         }
-        while let Some((at, stream, item)) = self.running.next().await {
+        while let Some((at, stream, item)) = self.running.as_mut()?.next().await {
             self.prompts[at].update(&stream, item.as_ref());
             match item {
                 None => {}
                 Some(Ok(delta)) => {
-                    self.running.push(advance(at, stream));
+                    self.running.as_mut()?.push(advance(at, stream));
                     return Some(Ok((at, delta)));
                 }
                 Some(Err(refusal)) => {
-                    self.running.clear();
+                    self.running = None;
                     return Some(Err(refusal));
                 }
             }

@@ -1,6 +1,7 @@
 //! Parts of an answer that completions and chat share.
 
 use std::io::Write;
+use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
 use http::HeaderValue;
@@ -27,7 +28,7 @@ pub struct Heading {
     /// Seconds since 1970.
     pub created: u64,
     /// Name under which the model is served.
-    pub model: String,
+    pub model: Arc<str>,
 }
 
 impl Heading {
@@ -37,7 +38,7 @@ impl Heading {
         object.insert("id".to_owned(), self.id.as_str().into());
         object.insert("object".to_owned(), self.object.into());
         object.insert("created".to_owned(), self.created.into());
-        object.insert("model".to_owned(), self.model.as_str().into());
+        object.insert("model".to_owned(), (*self.model).into());
         object.insert("system_fingerprint".to_owned(), SYSTEM_FINGERPRINT.into());
         object.insert("choices".to_owned(), choices.into());
         object
@@ -103,8 +104,17 @@ impl Gathered {
     pub fn push(&mut self, delta: TextDelta) {
         let before = self.text.len();
         self.control_at.extend(delta.control_at.iter().map(|at| before + at));
-        self.text.push_str(&delta.text);
-        self.tokens.extend(delta.tokens);
+        // A short answer is one delta, which is taken as it is.
+        if self.text.is_empty() {
+            self.text = delta.text;
+        } else {
+            self.text.push_str(&delta.text);
+        }
+        if self.tokens.is_empty() {
+            self.tokens = delta.tokens;
+        } else {
+            self.tokens.extend(delta.tokens);
+        }
         self.logprobs.extend(delta.logprobs);
         self.finish = delta.finish.or(self.finish.take());
     }

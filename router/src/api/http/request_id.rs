@@ -105,7 +105,7 @@ pub async fn name<F: Future<Output = Response>>(
     {
         entry.insert(name);
     }
-    if let (true, Some(name)) = (is_anthropics, headers.get(X_REQUEST_ID).cloned()) {
+    if is_anthropics && let Some(name) = headers.get(X_REQUEST_ID).cloned() {
         headers.insert(REQUEST_ID, name);
     }
     response

@@ -43,10 +43,11 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let headers = request.headers().clone();
-    let fields = Fields::read(request, &app).await.inspect_err(|refusal| refusal.log(&id))?;
+    let (parts, body) = request.into_parts();
+    let headers = &parts.headers;
+    let fields = Fields::received(headers, body, &app).await.inspect_err(|refusal| refusal.log(&id))?;
     let (call, draft) =
-        GenerationCall::parse(fields, &headers, &id, &app).inspect_err(|refusal| refusal.log(&id))?;
+        GenerationCall::parse(fields, headers, &id, &app).inspect_err(|refusal| refusal.log(&id))?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
     let mut merged = CallStream::start(&app, &tenant, vec![draft]).await?;
     let answer = Answer::new(app, call, &merged);
@@ -204,7 +205,7 @@ impl Answer {
             id: response_id("chatcmpl-", &call.id),
             object: if call.wants.stream { "chat.completion.chunk" } else { "chat.completion" },
             created: clock::unix_time().as_secs(),
-            model: merged.shown_model(&app.text.name()).to_string(),
+            model: merged.shown_model(&app.text.name()),
         };
         Self { app, call, heading }
     }

@@ -39,10 +39,11 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let headers = request.headers().clone();
-    let fields = Fields::read(request, &app).await.inspect_err(|refusal| refusal.log(&id))?;
+    let (parts, body) = request.into_parts();
+    let headers = &parts.headers;
+    let fields = Fields::received(headers, body, &app).await.inspect_err(|refusal| refusal.log(&id))?;
     let (call, drafts) =
-        GenerationCall::parse(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
+        GenerationCall::parse(fields, headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
     let mut merged = CallStream::start(&app, &tenant, drafts).await?;
     let answer = Answer::new(app, call, &merged);
@@ -127,12 +128,13 @@ impl GenerationCall {
             id: id.clone(),
         };
         base.sampling = sampling;
-        let alone = prompts.len() == 1;
+        let count = prompts.len();
         let drafts = prompts.into_iter().enumerate().map(|(at, prompt)| {
             // Ids of running requests are unique, so each prompt of a call is numbered.
-            let part = (!alone).then_some(at);
+            let part = (count > 1).then_some(at);
             let version = begun_on.get(at).copied().unwrap_or_default();
-            Draft { prompt, part, version, request_id: Some(id.clone()), ..base.clone() }
+            let base = if at + 1 == count { std::mem::take(&mut base) } else { base.clone() };
+            Draft { prompt, part, version, request_id: Some(id.clone()), ..base }
         });
         Ok((call, drafts.collect()))
     }
@@ -214,7 +216,8 @@ struct Answer {
 
 struct Choice {
     begun: bool,
-    logprobs: CompletionLogprobs,
+    /// `None` if they are not shown.
+    logprobs: Option<CompletionLogprobs>,
 }
 
 impl Answer {
@@ -223,16 +226,14 @@ impl Answer {
             id: response_id("cmpl-", &call.id),
             object: "text_completion",
             created: clock::unix_time().as_secs(),
-            model: merged.shown_model(&app.text.name()).to_string(),
+            model: merged.shown_model(&app.text.name()),
         };
         let n = merged.prompts().first().map_or(1, |prompt| prompt.request.n as usize);
-        let choice = |_| Choice {
-            begun: false,
-            logprobs: CompletionLogprobs::new(Detokenizer::new(
-                app.text.tokenizer.bytes().clone(),
-                call.skip_special_tokens,
-            )),
+        let logprobs = || {
+            let bytes = app.text.tokenizer.bytes().clone();
+            CompletionLogprobs::new(Detokenizer::new(bytes, call.skip_special_tokens))
         };
+        let choice = |_| Choice { begun: false, logprobs: call.logprobs.then(logprobs) };
         let choices = (0..merged.prompts().len() * n).map(choice).collect();
         Self { app, call, heading, n, choices }
     }
@@ -380,7 +381,10 @@ impl Answer {
             && let Some(choice) = self.choices.get_mut(index)
         {
             let names = names(&self.app, &self.call);
-            choice.logprobs.next(names, Echo::default(), &scored_output(had));
+            choice
+                .logprobs
+                .as_mut()
+                .map(|logprobs| logprobs.next(names, Echo::default(), &scored_output(had)));
         }
     }
 
@@ -398,7 +402,8 @@ impl Answer {
             let output = scored_output(&delta);
             let names = names(&self.app, &self.call);
             let echo = Echo { text: &text, tokens: &shown };
-            self.choices.get_mut(index).map(|choice| choice.logprobs.next(names, echo, &output))
+            let logprobs = self.choices.get_mut(index).and_then(|choice| choice.logprobs.as_mut());
+            logprobs.map(|logprobs| logprobs.next(names, echo, &output))
         });
         text.push_str(&delta.text);
         let mut choice = json!({
