@@ -7,7 +7,6 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::header::ACCEPT;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use hyper::body::Incoming;
 use serde_json::{Value, json};
 use skein_choice::policy::EXPECTED_OUTPUT_TOKENS;
 use skein_node::clock;
@@ -20,6 +19,7 @@ use skein_router::ids;
 use skein_router::refusal::Refusal;
 use skein_router::request::tenant::Tenant;
 use skein_router::tenants::{Charge, KeysFile};
+use skein_router::unread::RequestBody;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tower::{Layer, ServiceExt, service_fn};
@@ -75,7 +75,7 @@ fn serve_boxed(
     };
     let service = {
         let (shared, cors) = (shared.clone(), cors::layer(&shared.config.router.allowed_origins));
-        move |request: Request<Incoming>| {
+        move |request: Request<RequestBody>| {
             let (shared, cors) = (shared.clone(), cors.clone());
             async move {
                 let Some(cors) = cors else { return respond(shared, request).await };
@@ -102,7 +102,7 @@ fn serve_boxed(
 async fn metrics_port(shared: &Arc<Shared>) -> io::Result<JoinSet<()>> {
     let at = shared.config.router.metrics;
     let shared = shared.clone();
-    skein_router::metrics_port::open(at, move |request: Request<Incoming>| {
+    skein_router::metrics_port::open(at, move |request: Request<RequestBody>| {
         let shared = shared.clone();
         async move {
             if request.method() == Method::GET && request.uri().path() == "/metrics" {
@@ -124,7 +124,7 @@ fn health(shared: &Shared, method: &Method, path: &str) -> Option<Response<Answe
     }
 }
 
-async fn respond(shared: Arc<Shared>, request: Request<Incoming>) -> Response<AnswerBody> {
+async fn respond(shared: Arc<Shared>, request: Request<RequestBody>) -> Response<AnswerBody> {
     let method = request.method().clone();
     let path = request.uri().path();
     let root = &*shared.config.router.root_path;
@@ -156,7 +156,7 @@ async fn guarded(
     method: &Method,
     path: &str,
     tenant: Tenant,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
 ) -> (&'static str, Response<AnswerBody>) {
     match (method, path) {
         (&Method::GET, "/version") => {
@@ -185,7 +185,7 @@ fn ready(shared: &Shared) -> Response<AnswerBody> {
     }
 }
 
-fn scrape(shared: &Shared, request: &Request<Incoming>) -> Response<AnswerBody> {
+fn scrape(shared: &Shared, request: &Request<RequestBody>) -> Response<AnswerBody> {
     let format = Format::accepted(request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok()));
     let states = shared.servers(|servers| servers.states(clock::now()));
     let text = shared.metrics.encode(format, shared.drain.running(), &shared.links, &states);
@@ -220,7 +220,7 @@ async fn generate(
     route: Route,
     path: &str,
     tenant: Tenant,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
 ) -> Response<AnswerBody> {
     let given = request.headers().get(X_REQUEST_ID).cloned();
     let id = given.or_else(|| HeaderValue::from_str(&ids::drawn().to_string()).ok());
@@ -259,7 +259,7 @@ async fn accept(
     route: Route,
     path: &str,
     tenant: &Tenant,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
     id: Option<&HeaderValue>,
 ) -> Result<(Call, Charge), Refusal> {
     let (arrived, config) = (clock::now(), &shared.config.router);

@@ -36,4 +36,5 @@ pub mod tenants;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod testing;
 pub mod text;
+pub mod unread;
 pub mod validate;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::Router;
 use http::Request;
-use hyper::body::{Body, Incoming};
+use hyper::body::Body;
 use skein_tls::PortTls;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -17,6 +17,7 @@ use crate::api;
 use crate::app::App;
 use crate::limits::ConnectionLimits;
 use crate::serve::accept_until;
+use crate::unread::RequestBody;
 
 /// How long a connection stays open after an answer: longer than the usual pauses between scrapes and probes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
@@ -31,7 +32,7 @@ const LIMITS: ConnectionLimits =
 /// If the address cannot be used.
 pub async fn open<F, B>(
     at: Option<SocketAddr>,
-    service: impl Fn(Request<Incoming>) -> F + Clone + Send + 'static,
+    service: impl Fn(Request<RequestBody>) -> F + Clone + Send + 'static,
 ) -> io::Result<JoinSet<()>>
 where
     F: Future<Output = http::Response<B>> + Send + 'static,

@@ -29,6 +29,7 @@ use crate::app::App;
 use crate::idle::{Counted, Requests};
 use crate::limits::{ConnectionLimits, Place, Places};
 use crate::tenants::KeysFile;
+use crate::unread::{RequestBody, Unread, awaits_continue};
 
 /// Time from connecting to the end of the first request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -82,7 +83,7 @@ fn serve_boxed<'a>(
     let guarded = grpc::guarded(&app).map_err(io::Error::other)?;
     let router = api::router(app.clone(), guarded, grpc::open(&app));
     let (nodes, direct) = (NodeCheck::of(&app.config), Direct::new(&app));
-    let service = move |mut request: http::Request<Incoming>| {
+    let service = move |mut request: http::Request<RequestBody>| {
         let (router, refused) = (router.clone(), nodes.refusal(&mut request));
         let direct = direct.clone();
         async move {
@@ -119,7 +120,7 @@ fn serve_boxed<'a>(
 pub async fn accept_until<F, B, D>(
     listener: TcpListener,
     tls: PortTls,
-    service: impl Fn(http::Request<Incoming>) -> F + Clone + Send + 'static,
+    service: impl Fn(http::Request<RequestBody>) -> F + Clone + Send + 'static,
     limits: ConnectionLimits,
     drained: impl Future<Output = D>,
 ) where
@@ -184,7 +185,7 @@ impl Served {
     async fn connection<F, B>(
         self,
         stream: TcpStream,
-        service: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
+        service: impl Fn(http::Request<RequestBody>) -> F + Send + 'static,
     ) where
         F: Future<Output = http::Response<B>> + Send + 'static,
         B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
@@ -206,7 +207,7 @@ impl Served {
 async fn exchange<F, B>(
     served: Served,
     accepted: Accepted,
-    service: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
+    service: impl Fn(http::Request<RequestBody>) -> F + Send + 'static,
 ) where
     F: Future<Output = http::Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
@@ -217,14 +218,19 @@ async fn exchange<F, B>(
     let noting = asked.clone();
     let requests = Requests::new();
     let counting = requests.clone();
+    let unread = Unread::default();
     let service = service_fn(move |mut request: http::Request<Incoming>| {
         noting.store(true, Ordering::Relaxed);
         let open = counting.begin(request.version());
         if is_node {
             request.extensions_mut().insert(Node);
         }
-        let answered = service(request);
-        async move { Ok::<_, Infallible>(answered.await.map(|body| Counted::new(body, open))) }
+        let (unread, awaits_continue) = (unread.clone(), awaits_continue(&request));
+        let answered = service(unread.lent(request));
+        async move {
+            let answer = unread.settle(awaits_continue, answered.await).await;
+            Ok::<_, Infallible>(answer.map(|body| Counted::new(body, open)))
+        }
     });
     let served = builder.serve_connection(TokioIo::new(wire), service);
     tokio::pin!(served);

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
 use skein_router::limits::{ConnectionLimits, MAX_CONNECTIONS};
 use skein_router::serve::accept_until;
+use skein_router::unread::RequestBody;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -44,7 +44,7 @@ async fn serve(limits: ConnectionLimits) -> (SocketAddr, Arc<AtomicUsize>) {
     let address = listener.local_addr().unwrap();
     let calls = Arc::new(AtomicUsize::new(0));
     let counts = calls.clone();
-    let service = move |_: http::Request<Incoming>| {
+    let service = move |_: http::Request<RequestBody>| {
         counts.fetch_add(1, Ordering::Relaxed);
         async { http::Response::new(Full::<Bytes>::from("ok")) }
     };
@@ -254,7 +254,7 @@ async fn connections_above_the_limit_wait_for_a_place() {
 async fn an_http2_connection_that_only_answers_pings_is_closed() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let service = |request: http::Request<Incoming>| async {
+    let service = |request: http::Request<RequestBody>| async {
         let body = request.into_body().collect().await.map(|body| body.to_bytes());
         http::Response::new(Full::new(body.unwrap_or_default()))
     };
@@ -290,4 +290,51 @@ async fn an_http2_peer_that_answers_no_ping_is_closed_with_its_requests() {
     // The server pings after 20 s and waits as long for the answer. The paused clock may go on to later
     // timers before what has been written is read.
     timeout(Duration::from_secs(600), silent).await.expect("the connection is closed");
+}
+
+/// A server that reads no body.
+async fn serve_unread() -> SocketAddr {
+    serve(LIMITS).await.0
+}
+
+/// Reads an answer's head.
+async fn head(stream: &mut TcpStream) -> String {
+    let mut read = Vec::new();
+    while !read.ends_with(b"ok") {
+        let mut byte = [0];
+        assert_eq!(timeout(SOON, stream.read(&mut byte)).await.unwrap().unwrap(), 1, "{read:?}");
+        read.extend(byte);
+    }
+    String::from_utf8(read).unwrap()
+}
+
+#[tokio::test]
+async fn a_connection_outlives_a_body_that_nobody_read() {
+    let address = serve_unread().await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    for _ in 0..10 {
+        stream.write_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n").await.unwrap();
+        // The body comes after the server has read the head and would answer.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        stream.write_all(b"body").await.unwrap();
+        let head = head(&mut stream).await;
+        assert!(head.starts_with("HTTP/1.1 200") && !head.contains("connection: close"), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_before_a_body_that_is_not_read_ends_the_connection_and_says_so() {
+    let address = serve_unread().await;
+    let long = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", 1 << 20);
+    let waits = "POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n";
+    let never = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n";
+    for begun in [&long, waits, never] {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(begun.as_bytes()).await.unwrap();
+        let head = head(&mut stream).await;
+        assert!(head.starts_with("HTTP/1.1 200") && head.contains("connection: close"), "{head}");
+        let mut rest = Vec::new();
+        timeout(SOON, stream.read_to_end(&mut rest)).await.expect("it is closed").unwrap_or_default();
+        assert!(rest.is_empty());
+    }
 }
