@@ -24,6 +24,7 @@ mod generation_defaults;
 mod gguf_tests;
 mod growth;
 mod jinja;
+pub mod kept_ids;
 mod known_steps;
 mod lost_messages;
 mod messages;

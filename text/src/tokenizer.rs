@@ -13,6 +13,8 @@ use super::control::ControlTokens;
 use super::error::TextError;
 use super::fast_bpe::FastBpe;
 use super::growth::{self, TooMuchGrowth};
+use super::kept_ids::limits::SHORTEST_TEXT;
+use super::kept_ids::{Cuts, KeptCounts, KeptIds};
 use super::token_bytes::{TokenBytes, TokenDecoder};
 use super::tokenizer_file::{ModelFile, TokenizerFile};
 use crate::refused::TextRefused;
@@ -69,6 +71,9 @@ pub struct Tokenizer {
     /// Tokens that the post-processor puts before every text; `None` if it does anything else.
     before: Option<Vec<TokenId>>,
     largest_own_id: Option<TokenId>,
+    /// Where texts may be cut; `None` = nowhere, so no ids are kept.
+    cuts: Option<Cuts>,
+    kept: KeptIds,
 }
 
 /// Encodes control tokens as plain text, and the stand-in of each as the token itself.
@@ -121,9 +126,20 @@ impl Tokenizer {
         }
         let fast = FastBpe::new(file, &|text| inner.token_to_id(text));
         let literal = OnceLock::new();
-        let mut new =
-            Self { inner, literal, control, control_tokens, bytes, fast, before: None, largest_own_id };
-        if new.fast.is_some() {
+        let cuts = Cuts::of(file, added.values().cloned());
+        let mut new = Self {
+            inner,
+            literal,
+            control,
+            control_tokens,
+            bytes,
+            fast,
+            before: None,
+            largest_own_id,
+            cuts,
+            kept: KeptIds::default(),
+        };
+        if new.fast.is_some() || new.cuts.is_some() {
             new.before = new.tokens_before();
         }
         Ok(new)
@@ -147,6 +163,37 @@ impl Tokenizer {
         let mut ids = fast.encode(text, &mut |span| self.encode_by_library(span, false))?;
         ids.splice(..0, before.iter().copied());
         Ok(ids)
+    }
+
+    /// Like [`Tokenizer::encode`]; keeps the ids of a long text's parts for all texts of `scope` that begin
+    /// with the same parts.
+    pub fn encode_kept(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        scope: &str,
+    ) -> Result<Vec<TokenId>, TextRefused> {
+        let before = if add_special_tokens { self.before.as_deref() } else { Some(&[][..]) };
+        match (&self.cuts, before) {
+            (Some(cuts), Some(before)) if text.len() >= SHORTEST_TEXT => {
+                let mut tokenize = |part: &str| self.encode(part, false);
+                self.kept.encode(text, scope, cuts, before.to_vec(), &mut tokenize)
+            }
+            _ => self.encode(text, add_special_tokens),
+        }
+    }
+
+    /// Bytes of `text` that [`Tokenizer::encode_kept`] would tokenize.
+    pub fn new_bytes(&self, text: &str, scope: &str) -> usize {
+        match &self.cuts {
+            Some(cuts) if text.len() >= SHORTEST_TEXT => self.kept.new_bytes(text, scope, cuts),
+            _ => text.len(),
+        }
+    }
+
+    /// How many tokens of long texts were kept ones.
+    pub fn kept_counts(&self) -> KeptCounts {
+        self.kept.counts()
     }
 
     pub(super) fn encode_by_library(
@@ -219,6 +266,12 @@ impl Tokenizer {
     /// The bytes of each token within a text.
     pub fn bytes(&self) -> &Arc<TokenBytes> {
         &self.bytes
+    }
+
+    /// Where texts may be cut.
+    #[cfg(test)]
+    pub(super) fn cuts(&self) -> Option<&Cuts> {
+        self.cuts.as_ref()
     }
 
     /// The id of a token, as the library has it.

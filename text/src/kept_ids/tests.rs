@@ -1,0 +1,445 @@
+//! Cut texts have the ids of whole ones, under every kind of tokenizer; kept ids are bounded and separate.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use serde_json::{Value, json};
+
+use super::limits::{PART_BYTES, SHORTEST_TEXT};
+use super::*;
+use crate::tokenizer::Tokenizer;
+use crate::vocabulary_tests;
+
+/// Marks tokenizers of golden files, some of which have no cuts.
+const GOLDEN: &str = "golden ";
+
+/// What rules and added tokens distinguish, and halves of it.
+const UNITS: [&str; 71] = [
+    "</s>",
+    "<s>",
+    "[INST]",
+    "<|endoftext|>",
+    "[SEP]",
+    " ",
+    " ",
+    " ",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\n\n",
+    "\t",
+    "a",
+    "e",
+    "x",
+    "the",
+    "Once",
+    "upon",
+    " time",
+    " upon time",
+    "word ",
+    "Zebra",
+    "iPhone",
+    "7",
+    "42",
+    "2026",
+    " 1234567",
+    "'s",
+    "'LL",
+    "'ve ",
+    "'",
+    ".",
+    ",",
+    "...",
+    "!?",
+    "/",
+    "<",
+    "<|end|>",
+    "<|end|>",
+    "<|user|>",
+    "<|end|",
+    "<|",
+    "|>",
+    "|end|>",
+    "<|end|><|user|>",
+    "<|assistant|> ",
+    "<mask>",
+    " <mask>",
+    "<roll>",
+    "<roll> ",
+    "_",
+    "#x",
+    "é",
+    "e\u{301} ",
+    "naïve ",
+    "深い",
+    "の",
+    "٣",
+    "😀",
+    "\u{301}",
+    "\u{a0}",
+    "\u{2028}",
+    "\u{b}",
+    "\0",
+    "ſ ",
+    "ǅ",
+    "\u{212A} ",
+    "▁",
+    "가각",
+];
+
+fn shipped() -> Value {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m/tokenizer.json");
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn byte_level(use_regex: bool) -> Value {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
+}
+
+fn splits(patterns: &[&str]) -> Value {
+    let split = |pattern: &&str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let steps: Vec<Value> = patterns.iter().map(split).chain([byte_level(false)]).collect();
+    json!({"type": "Sequence", "pretokenizers": steps})
+}
+
+/// An added token with the fields of `more`.
+fn token(id: u32, content: &str, more: &Value) -> Value {
+    let mut token = json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true});
+    token.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    token
+}
+
+/// Each pre-tokenizer and normalizer of public tokenizers, over the shipped vocabulary.
+fn rules() -> Vec<(String, Value)> {
+    const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    /// Joins words across spaces, so that no space ends a word.
+    const JOINING: &str = r"\p{L}+(?: \p{L}+)*|\s+|[^\s\p{L}]+";
+    let digits = json!({"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": true}, byte_level(true)]});
+    let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false});
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let prepend = json!({"type": "Prepend", "prepend": "▁"});
+    let spaced = json!({"type": "Sequence", "normalizers": [prepend, replace.clone()]});
+    let mut prefixed = byte_level(true);
+    prefixed["add_prefix_space"] = true.into();
+    let none = Value::Null;
+    let mut all = vec![
+        ("gpt2".to_owned(), none.clone(), byte_level(true)),
+        ("smollm2".to_owned(), none.clone(), digits),
+        ("llama3".to_owned(), none.clone(), splits(&[LLAMA_3])),
+        ("qwen2".to_owned(), json!({"type": "NFC"}), splits(&[QWEN_2])),
+        ("joining".to_owned(), none.clone(), splits(&[JOINING])),
+        ("prefix space".to_owned(), none.clone(), prefixed),
+        ("llama2, older".to_owned(), spaced, none.clone()),
+        ("gemma".to_owned(), replace, none.clone()),
+        ("metaspace, first".to_owned(), none.clone(), metaspace("first")),
+        ("metaspace, always".to_owned(), none.clone(), metaspace("always")),
+        (
+            "strip".to_owned(),
+            json!({"type": "Strip", "strip_left": true, "strip_right": true}),
+            byte_level(true),
+        ),
+        (
+            "lower".to_owned(),
+            json!({"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}),
+            byte_level(true),
+        ),
+        (
+            "bert".to_owned(),
+            json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+            "strip_accents": null, "lowercase": true}),
+            json!({"type": "BertPreTokenizer"}),
+        ),
+    ];
+    all.extend(
+        cuts::WORDS
+            .iter()
+            .enumerate()
+            .map(|(at, words)| (format!("words {at}"), none.clone(), splits(words))),
+    );
+    let with = |(name, normalizer, pre_tokenizer)| {
+        let mut tree = shipped();
+        tree["normalizer"] = normalizer;
+        tree["pre_tokenizer"] = pre_tokenizer;
+        (name, tree)
+    };
+    all.into_iter().map(with).collect()
+}
+
+/// Each rule with each set of added tokens, models of other kinds, and the golden vocabularies.
+fn tokenizers() -> Vec<(String, Tokenizer)> {
+    let added: [(&str, Vec<Value>); 4] = [
+        ("", vec![]),
+        (
+            "overlapping",
+            vec![
+                token(4096, "<|end|><|user|>", &json!({})),
+                token(4097, "|>Once", &json!({})),
+                token(4098, "he", &json!({})),
+                token(4099, "aa", &json!({"normalized": true})),
+            ],
+        ),
+        (
+            "stripping",
+            vec![
+                token(4096, "<mask>", &json!({"lstrip": true})),
+                token(4097, "<roll>", &json!({"rstrip": true})),
+            ],
+        ),
+        (
+            "across",
+            vec![
+                token(4096, "upon time", &json!({"normalized": true})),
+                token(4097, "K ", &json!({"normalized": true})),
+                token(4098, "  ", &json!({})),
+            ],
+        ),
+    ];
+    let mut all = Vec::new();
+    for (name, tree) in rules() {
+        for (kind, tokens) in &added {
+            let mut tree = tree.clone();
+            tree["added_tokens"].as_array_mut().unwrap().extend(tokens.clone());
+            for (variant, option) in
+                [("", "version"), ("whole words", "ignore_merges"), ("bytes", "byte_fallback")]
+            {
+                if kind.is_empty() || variant.is_empty() {
+                    let mut tree = tree.clone();
+                    if !variant.is_empty() {
+                        tree["model"][option] = true.into();
+                    }
+                    let tokenizer = Tokenizer::from_json(tree.to_string().as_bytes()).unwrap();
+                    all.push((format!("{name}, {kind} {variant}"), tokenizer));
+                }
+            }
+        }
+    }
+    let vocabulary = json!([
+        ["<unk>", 0.0],
+        ["▁", -2.0],
+        ["a", -3.0],
+        ["▁a", -3.5],
+        ["the", -4.0],
+        ["e", -4.0],
+        ["▁▁", -4.5]
+    ]);
+    let mut unigram = shipped();
+    unigram["model"] = json!({"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": false});
+    let mut word_piece = shipped();
+    word_piece["model"] = json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100, "vocab": {"[UNK]": 10, "a": 11, "the": 12, "##e": 13, "once": 14, "##x": 15}});
+    for (name, mut tree, steps) in [
+        (
+            "unigram",
+            unigram,
+            json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true}),
+        ),
+        ("word piece", word_piece, json!({"type": "BertPreTokenizer"})),
+    ] {
+        tree["pre_tokenizer"] = steps;
+        all.push((name.to_owned(), Tokenizer::from_json(tree.to_string().as_bytes()).unwrap()));
+    }
+    let golden = vocabulary_tests::golden_tokenizers().into_iter();
+    all.extend(golden.map(|(name, tokenizer)| (format!("{GOLDEN}{name}"), tokenizer)));
+    all
+}
+
+fn text(rng: &mut StdRng, units: usize) -> String {
+    (0..rng.random_range(1..units)).map(|_| UNITS[rng.random_range(0..UNITS.len())]).collect()
+}
+
+fn rounds(usual: u64) -> u64 {
+    std::env::var("TEST_TOKENIZER_TEXTS").ok().and_then(|count| count.parse().ok()).unwrap_or(usual)
+}
+
+#[test]
+fn a_text_may_be_cut_at_every_cut() {
+    for (name, tokenizer) in tokenizers() {
+        let Some(cuts) = tokenizer.cuts() else { continue };
+        let mut seen = 0;
+        for seed in 0..rounds(50) {
+            let text = text(&mut StdRng::seed_from_u64(seed), 50);
+            let ids = |text: &str| tokenizer.encode_by_library(text, false).unwrap();
+            let whole = ids(&text);
+            let mut from = 1;
+            while let Some(at) = cuts.after(&text, from) {
+                let (left, right) = text.split_at(at);
+                assert_eq!(
+                    [ids(left), ids(right)].concat(),
+                    whole,
+                    "{name}, seed {seed}: {left:?} {right:?}"
+                );
+                (from, seen) = (at + 1, seen + 1);
+            }
+        }
+        assert!(seen > 0 || name.starts_with(GOLDEN), "{name} has cuts in texts");
+    }
+}
+
+#[test]
+fn a_text_that_grows_has_the_ids_of_the_whole() {
+    for (name, tokenizer) in tokenizers() {
+        for seed in 0..rounds(1) {
+            let mut rng = StdRng::seed_from_u64(seed);
+            let mut grown = String::new();
+            for _ in 0..6 {
+                while grown.len() % (2 * PART_BYTES) < PART_BYTES {
+                    grown.push_str(&text(&mut rng, 200));
+                }
+                grown.push_str(&text(&mut rng, 600));
+                let with_special = rng.random_bool(0.5);
+                let whole = tokenizer.encode(&grown, with_special).unwrap();
+                let kept = tokenizer.encode_kept(&grown, with_special, "").unwrap();
+                assert_eq!(kept, whole, "{name}, seed {seed}, special tokens {with_special}");
+                assert_eq!(tokenizer.encode_kept(&grown, with_special, "").unwrap(), whole, "{name}, again");
+            }
+            let counts = tokenizer.kept_counts();
+            assert!(counts.known > 0 || name.starts_with(GOLDEN), "{name}: {counts:?}");
+        }
+    }
+}
+
+#[test]
+fn tokens_that_another_may_cover_are_no_cuts() {
+    let cuts = |tokens: Vec<Value>| {
+        let mut tree = shipped();
+        tree["pre_tokenizer"] = Value::Null;
+        tree["added_tokens"] = tokens.into();
+        let tokenizer = Tokenizer::from_json(tree.to_string().as_bytes()).unwrap();
+        tokenizer.cuts().map(|cuts| cuts.after("..<|end|>..", 1))
+    };
+    let end = || token(6, "<|end|>", &json!({}));
+    assert_eq!(cuts(vec![end()]), Some(Some(2)));
+    for other in [".<", ".<|end|>", ".<|end|>.", "..<|end"] {
+        let found = cuts(vec![end(), token(1, other, &json!({}))]).unwrap();
+        assert_ne!(found, Some(2), "{other}");
+    }
+    // The leftmost match is the longest one that starts there.
+    for harmless in ["<|end|>.", "<|end|>!", ">.", "end", "<|", "|>", "<", ">", "<|user|>"] {
+        let found = cuts(vec![end(), token(1, harmless, &json!({}))]);
+        assert_eq!(found, Some(Some(2)), "{harmless}");
+    }
+    for later in ["<|user|>", "|end", "."] {
+        let found = cuts(vec![end(), token(1, later, &json!({"normalized": true}))]);
+        assert_eq!(found, Some(Some(2)), "{later} is found later");
+    }
+    assert_eq!(cuts(vec![token(6, "<|end|>", &json!({"lstrip": true}))]), Some(None));
+    let longer = token(1, "<|end|>!", &json!({"lstrip": true}));
+    assert_eq!(cuts(vec![end(), longer]), Some(None), "its match may start before the token");
+    assert_eq!(cuts(vec![token(6, "<|end|>", &json!({"normalized": true}))]), Some(None));
+    assert_eq!(cuts(vec![end(), token(1, "x", &json!({"single_word": true}))]), None);
+}
+
+#[test]
+fn what_is_drawn_or_doubled_is_not_cut() {
+    let has_cuts = |change: fn(&mut Value)| {
+        let mut tree = shipped();
+        change(&mut tree);
+        Tokenizer::from_json(tree.to_string().as_bytes()).unwrap().cuts().is_some()
+    };
+    assert!(has_cuts(|_| ()));
+    assert!(!has_cuts(|tree| tree["model"]["dropout"] = json!(0.1)));
+    assert!(!has_cuts(|tree| {
+        let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+        tree["post_processor"]["single"] = json!([text, text]);
+    }));
+}
+
+/// A long text in plain English.
+fn long(bytes: usize) -> String {
+    let words = ["tide", "harbour", "the", "of", "lantern", "seven", "quiet", "rope"];
+    let mut rng = StdRng::seed_from_u64(1);
+    let mut text = String::new();
+    while text.len() < bytes {
+        text.push_str(words[rng.random_range(0..words.len())]);
+        text.push(' ');
+    }
+    text
+}
+
+#[test]
+fn a_turn_tokenizes_what_it_adds() {
+    let tokenizer = Tokenizer::from_json(shipped().to_string().as_bytes()).unwrap();
+    let mut text = long(240 * 1024);
+    let whole = tokenizer.encode_kept(&text, true, "").unwrap().len() as u64;
+    let first = tokenizer.kept_counts();
+    assert_eq!(first, KeptCounts { known: 0, new: whole - 1 }, "but for its BOS");
+    text.push_str("and then some more words that are new here.");
+    let added = 43;
+    assert!(tokenizer.new_bytes(&text, "") <= PART_BYTES + 64 + added);
+    tokenizer.encode_kept(&text, true, "").unwrap();
+    let second = tokenizer.kept_counts();
+    assert!(second.new - first.new <= (PART_BYTES + 64 + added) as u64 / 2, "{second:?} after {first:?}");
+    assert!(second.known > whole * 9 / 10, "{second:?}");
+}
+
+#[test]
+fn scopes_do_not_share() {
+    let tokenizer = Tokenizer::from_json(shipped().to_string().as_bytes()).unwrap();
+    let text = long(8 * PART_BYTES);
+    tokenizer.encode_kept(&text, false, "one").unwrap();
+    assert_eq!(tokenizer.new_bytes(&text, "one"), 0);
+    assert_eq!(tokenizer.new_bytes(&text, "other"), text.len());
+    tokenizer.encode_kept(&text, false, "other").unwrap();
+    assert_eq!(tokenizer.kept_counts().known, 0);
+}
+
+#[test]
+fn short_texts_are_not_kept() {
+    let tokenizer = Tokenizer::from_json(shipped().to_string().as_bytes()).unwrap();
+    let text = &long(SHORTEST_TEXT)[..SHORTEST_TEXT - 1];
+    tokenizer.encode_kept(text, false, "").unwrap();
+    assert_eq!((tokenizer.new_bytes(text, ""), tokenizer.kept_counts()), (text.len(), KeptCounts::default()));
+}
+
+fn part(text: &str) -> Part {
+    Part { scope: "".into(), text: text.into(), ids: vec![1; 100].into() }
+}
+
+#[test]
+fn kept_bytes_are_bounded_and_the_least_recently_used_goes_first() {
+    let bytes = part("0000").bytes();
+    let kept = KeptIds::with_bytes(3 * bytes * SHARDS);
+    let find = |at: u64| kept.find(at, &format!("{at:04}"), "").is_some();
+    for at in 0..3 {
+        kept.keep(at, part(&format!("{at:04}")));
+    }
+    assert!(find(0));
+    kept.keep(3, part("0003"));
+    assert_eq!([0, 1, 2, 3].map(find), [true, false, true, true]);
+    for at in 0..1000 {
+        kept.keep(at, part(&format!("{at:04}")));
+        kept.keep(at, part(&format!("{at:04}")));
+    }
+    let shard = kept.shard(0).lock().unwrap();
+    assert_eq!((shard.parts.len(), shard.bytes), (3, 3 * bytes));
+}
+
+#[test]
+fn a_collision_is_not_the_text() {
+    let kept = KeptIds::default();
+    kept.keep(7, part("one text"));
+    assert!(kept.find(7, "one text", "").is_some());
+    assert!(kept.find(7, "another", "").is_none() && kept.find(7, "one text", "scope").is_none());
+    kept.keep(7, part("another"));
+    assert!(kept.find(7, "another", "").is_some() && kept.find(7, "one text", "").is_none());
+}
+
+#[test]
+fn threads_share_kept_ids() {
+    let tokenizer = Tokenizer::from_json(shipped().to_string().as_bytes()).unwrap();
+    let texts: Vec<String> = (1..9).map(|at| long(at * 10_000)).collect();
+    let expected: Vec<_> = texts.iter().map(|text| tokenizer.encode(text, true).unwrap()).collect();
+    std::thread::scope(|scope| {
+        for start in 0..4 {
+            let (tokenizer, texts, expected) = (&tokenizer, &texts, &expected);
+            scope.spawn(move || {
+                for at in (0..40).map(|at| (at + start) % texts.len()) {
+                    assert_eq!(tokenizer.encode_kept(&texts[at], true, "").unwrap(), expected[at]);
+                }
+            });
+        }
+    });
+}
