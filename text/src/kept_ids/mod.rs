@@ -117,14 +117,14 @@ impl KeptIds {
         Ok(ids)
     }
 
-    /// Bytes of `text` that are in no known part.
-    pub fn new_bytes(&self, text: &str, scope: &str, cuts: &Cuts) -> usize {
-        let hashed = self.seed_of(scope);
-        let is_new = |part: &&str| {
+    /// Whether at most `most` bytes of `text` are in no known part. Stops at more.
+    pub fn is_known_but(&self, most: usize, text: &str, scope: &str, cuts: &Cuts) -> bool {
+        let (hashed, mut new) = (self.seed_of(scope), 0);
+        cuts.parts(text).all(|part| {
             let hash = xxh3_64_with_seed(part.as_bytes(), hashed);
-            self.find(hash, part, scope).is_none()
-        };
-        cuts.parts(text).filter(is_new).map(str::len).sum()
+            new += if self.find(hash, part, scope).is_some() { 0 } else { part.len() };
+            new <= most
+        })
     }
 
     /// Tokens counted so far.
