@@ -122,7 +122,8 @@ impl Conversation {
             fs::read_dir(root.join("text/src"))?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
         files.sort();
         for file in files.iter().filter(|file| file.extension().is_some_and(|kind| kind == "rs")) {
-            source.push_str(&fs::read_to_string(file)?);
+            // Control tokens in a message are another path.
+            source.push_str(&fs::read_to_string(file)?.replace("<|", "< |"));
         }
         let tool = |name: &str| {
             json!({"type": "function", "function": {"name": name, "description": "Reads a part of a file.",
