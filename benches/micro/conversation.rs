@@ -1,6 +1,7 @@
 //! What an agent's turn costs in the router's text: a conversation of 60,000 tokens, to which each turn adds 600.
 //! CPU time of this process and of its renderers, with ids kept and without, and its parts:
-//! `cargo run --release -p skein-text --example conversation`. Arguments: tokens shared, tokens new, a template.
+//! `cargo run --release -p skein-text --example conversation`. Arguments: tokens shared, tokens new, a
+//! template's file, `whole` or `kept` for one of them only.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,11 +38,12 @@ fn main() -> io::Result<()> {
     let directory = model(&root, &fs::read_to_string(template)?)?;
     let text = ModelText::load(&directory, &[]).map_err(io::Error::other)?;
     let started = directory.clone();
-    let text = text.rendered_by(RenderProcesses::new(move || {
+    let start = move || {
         let mut command = Command::new(env::current_exe()?);
         command.arg("render").arg(&started);
         Ok(command)
-    }));
+    };
+    let text = text.rendered_by(RenderProcesses::new(start.clone()));
     let mut conversation = Conversation::new(&root)?;
     while conversation.tokens(&text)? < shared {
         conversation.turn(4 * new, &text)?;
@@ -51,14 +53,16 @@ fn main() -> io::Result<()> {
         conversation.tokens(&text)?,
         conversation.messages.len()
     );
-    parts(&conversation, &directory)?;
-    for (name, scope) in [("whole", None), ("kept", Some("")), ("whole", None), ("kept", Some(""))] {
+    parts(&conversation, &directory, &RenderProcesses::new(start))?;
+    let only = arguments.get(3);
+    let modes = [("whole", None), ("kept", Some(""))];
+    for (name, scope) in modes.iter().chain(&modes).filter(|(name, _)| only.is_none_or(|only| only == name)) {
         let mut conversation = conversation.clone();
         let mut costs = Vec::new();
         for turn in 0..TURNS + WARM_UP {
             conversation.turn(new, &text)?;
             let (begun, cpu) = (clock::now(), cpu_seconds()?);
-            conversation.encode(&text, scope)?;
+            conversation.encode(&text, *scope)?;
             let cost = (clock::now().since(begun).as_secs_f64() * 1e3, (cpu_seconds()? - cpu) * 1e3);
             if turn >= WARM_UP {
                 costs.push(cost);
@@ -72,7 +76,7 @@ fn main() -> io::Result<()> {
 }
 
 /// The parts of a whole rendering and tokenization, milliseconds, medians.
-fn parts(conversation: &Conversation, directory: &Path) -> io::Result<()> {
+fn parts(conversation: &Conversation, directory: &Path, processes: &RenderProcesses) -> io::Result<()> {
     let text = ModelText::load(directory, &[]).map_err(io::Error::other)?;
     let template: &ChatTemplate = text.chat_template.as_ref().ok_or(io::ErrorKind::NotFound)?;
     let (messages, arguments) = (Value::Array(conversation.messages.clone()), conversation.arguments.clone());
@@ -98,6 +102,7 @@ fn parts(conversation: &Conversation, directory: &Path) -> io::Result<()> {
     report("write JSON", &|| serde_json::to_vec(&request).map_or(0, |json| json.len()));
     report("read JSON", &|| serde_json::from_slice::<Value>(&json).map_or(0, |_| 1));
     report("render", &|| template.render(&messages, true, &arguments).map_or(0, |text| text.len()));
+    report("render in a child", &|| processes.render(&request).map_or(0, |text| text.len()));
     report("tokenize", &|| text.tokenizer.encode(&rendered, false).map_or(0, |ids| ids.len()));
     report("tokenize, all kept", &|| {
         text.tokenizer.encode_kept(&rendered, false, "").map_or(0, |ids| ids.len())

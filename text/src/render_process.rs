@@ -21,6 +21,7 @@ use super::chat_template::ChatTemplate;
 use super::deep_stack::on_deep_stack;
 use super::files::chat_template_of;
 use super::sources::TextSources;
+use super::template_env::FromJson;
 use crate::refused::TextRefused;
 
 /// Time limit of a rendering. A conversation of 8 MB takes a tenth of a second.
@@ -54,7 +55,7 @@ pub struct Rendering<'a> {
 /// Owned form of [`Rendering`], as the child process parses it.
 #[derive(Debug, Deserialize)]
 struct RenderRequest {
-    messages: Value,
+    messages: FromJson,
     add_generation_prompt: bool,
     arguments: Map<String, Value>,
 }
@@ -320,7 +321,8 @@ fn answer(template: &ChatTemplate, request: &[u8]) -> (u8, String) {
     let Ok(request) = serde_json::from_slice::<RenderRequest>(request) else {
         return (REFUSED, "messages are nested too deeply.".to_owned());
     };
-    match template.render_here(&request.messages, request.add_generation_prompt, &request.arguments) {
+    let FromJson(messages) = request.messages;
+    match template.render_values(messages, request.add_generation_prompt, &request.arguments) {
         Ok(text) => (TEXT, text),
         Err(TextRefused::Internal) => (FAILED, String::new()),
         Err(refusal) => (REFUSED, refusal.to_string()),
