@@ -14,13 +14,11 @@ use super::error::TextError;
 use super::fast_bpe::FastBpe;
 use super::growth::{self, TooMuchGrowth};
 use super::kept_ids::limits::SHORTEST_TEXT;
-use super::kept_ids::{Cuts, KeptCounts, KeptIds};
+use super::kept_ids::{Cuts, KeptCounts, KeptIds, KeptIn};
+use super::shielded::LiteralTokenizer;
 use super::token_bytes::{TokenBytes, TokenDecoder};
 use super::tokenizer_file::{ModelFile, TokenizerFile};
 use crate::refused::TextRefused;
-
-/// Encloses the stand-in for a control token in [`Tokenizer::encode_shielded`].
-const STAND_IN: char = '\u{FDEF}';
 
 /// Most tokens that the post-processor may add to a text.
 const MAX_SPECIAL_TOKENS: usize = 1024;
@@ -60,11 +58,11 @@ const MAX_REASON: usize = 600;
 /// A loaded tokenizer. Immutable, shared by all requests.
 #[derive(Debug)]
 pub struct Tokenizer {
-    inner: BoundedTokenizer,
+    pub(super) inner: BoundedTokenizer,
     /// Built on first use: most processes never see a control token written by a user.
-    literal: OnceLock<LiteralTokenizer>,
-    control: ControlTokens,
-    control_tokens: Vec<(TokenId, AddedToken)>,
+    pub(super) literal: OnceLock<LiteralTokenizer>,
+    pub(super) control: ControlTokens,
+    pub(super) control_tokens: Vec<(TokenId, AddedToken)>,
     bytes: Arc<TokenBytes>,
     /// Fast path, for supported tokenizers.
     fast: Option<FastBpe>,
@@ -72,16 +70,8 @@ pub struct Tokenizer {
     before: Option<Vec<TokenId>>,
     largest_own_id: Option<TokenId>,
     /// Where texts may be cut; `None` = nowhere, so no ids are kept.
-    cuts: Option<Cuts>,
-    kept: KeptIds,
-}
-
-/// Encodes control tokens as plain text, and the stand-in of each as the token itself.
-#[derive(Debug)]
-struct LiteralTokenizer {
-    inner: BoundedTokenizer,
-    /// (id of the stand-in, id of the control token)
-    stand_ins: Vec<(TokenId, TokenId)>,
+    pub(super) cuts: Option<Cuts>,
+    pub(super) kept: KeptIds,
 }
 
 impl Tokenizer {
@@ -177,7 +167,7 @@ impl Tokenizer {
         match (&self.cuts, before) {
             (Some(cuts), Some(before)) if text.len() >= SHORTEST_TEXT => {
                 let mut tokenize = |part: &str| self.encode(part, false);
-                self.kept.encode(text, scope, cuts, before.to_vec(), &mut tokenize)
+                self.kept.encode(text, KeptIn { scope, mark: None }, cuts, before.to_vec(), &mut tokenize)
             }
             _ => self.encode(text, add_special_tokens),
         }
@@ -204,69 +194,6 @@ impl Tokenizer {
         encode(&self.inner, text, add_special_tokens)
     }
 
-    /// Token ids of a rendered chat. Control tokens are recognised unless they contain `mark` (see
-    /// [`ControlTokens::shield`]): those were written by the user and become text. Ids are kept in the scope
-    /// `kept_in`, if there is one.
-    pub fn encode_shielded(
-        &self,
-        text: &str,
-        mark: char,
-        kept_in: Option<&str>,
-    ) -> Result<Vec<TokenId>, TextRefused> {
-        if !text.contains(mark) {
-            return match kept_in {
-                Some(scope) => self.encode_kept(text, false, scope),
-                None => self.encode(text, false),
-            };
-        }
-        if text.contains(STAND_IN) {
-            let message =
-                format!("messages must not contain the noncharacter U+{:04X}.", u32::from(STAND_IN));
-            return Err(TextRefused::invalid("messages", message));
-        }
-        let mut prepared = String::with_capacity(text.len());
-        let mut done = 0;
-        for (range, id) in self.control.find(text, mark) {
-            prepared.extend(text[done..range.start].chars().filter(|c| *c != mark));
-            prepared.push_str(&stand_in(id));
-            done = range.end;
-        }
-        prepared.extend(text[done..].chars().filter(|c| *c != mark));
-        let literal = self.literal()?;
-        let mut ids = encode(&literal.inner, &prepared, false)?;
-        for id in &mut ids {
-            if let Ok(at) = literal.stand_ins.binary_search_by_key(id, |(stand_in, _)| *stand_in) {
-                *id = literal.stand_ins[at].1;
-            }
-        }
-        Ok(ids)
-    }
-
-    fn literal(&self) -> Result<&LiteralTokenizer, TextRefused> {
-        if let Some(literal) = self.literal.get() {
-            return Ok(literal);
-        }
-        let mut inner = self.inner.clone();
-        inner.set_encode_special_tokens(true);
-        let tokens = self.control_tokens.iter().map(|(id, token)| {
-            AddedToken::from(stand_in(*id), false)
-                .normalized(false)
-                .single_word(token.single_word)
-                .lstrip(token.lstrip)
-                .rstrip(token.rstrip)
-        });
-        // The stand-ins are not normalised, the tokens that were there are once more.
-        let added = growth::limited(usize::MAX, || inner.add_tokens(tokens)).map_err(too_much_growth)?;
-        added.map_err(|_| TextRefused::Internal)?;
-        let mut stand_ins: Vec<(TokenId, TokenId)> = self
-            .control_tokens
-            .iter()
-            .filter_map(|(id, _)| Some((inner.token_to_id(&stand_in(*id))?, *id)))
-            .collect();
-        stand_ins.sort_unstable();
-        Ok(self.literal.get_or_init(|| LiteralTokenizer { inner, stand_ins }))
-    }
-
     /// The text of a whole sequence, as Hugging Face decodes it.
     pub fn decode(&self, tokens: &[TokenId], skip_special_tokens: bool) -> Result<String, TextRefused> {
         self.inner.decode(tokens, skip_special_tokens).map_err(|_| TextRefused::Internal)
@@ -275,12 +202,6 @@ impl Tokenizer {
     /// The bytes of each token within a text.
     pub fn bytes(&self) -> &Arc<TokenBytes> {
         &self.bytes
-    }
-
-    /// Where texts may be cut.
-    #[cfg(test)]
-    pub(super) fn cuts(&self) -> Option<&Cuts> {
-        self.cuts.as_ref()
     }
 
     /// The id of a token, as the library has it.
@@ -337,7 +258,11 @@ impl Tokenizer {
     }
 }
 
-fn encode(tokenizer: &BoundedTokenizer, text: &str, add_special: bool) -> Result<Vec<TokenId>, TextRefused> {
+pub(super) fn encode(
+    tokenizer: &BoundedTokenizer,
+    text: &str,
+    add_special: bool,
+) -> Result<Vec<TokenId>, TextRefused> {
     // Some malformed files make the library panic when they meet certain characters.
     let work = || catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, add_special)));
     match growth::limited(text.len(), work).map_err(too_much_growth)? {
@@ -353,12 +278,8 @@ fn encode(tokenizer: &BoundedTokenizer, text: &str, add_special: bool) -> Result
     }
 }
 
-fn too_much_growth(error: TooMuchGrowth) -> TextRefused {
+pub(super) fn too_much_growth(error: TooMuchGrowth) -> TextRefused {
     TextRefused::invalid("prompt", format!("This text cannot be tokenized: {error}."))
-}
-
-fn stand_in(id: TokenId) -> String {
-    format!("{STAND_IN}{id}{STAND_IN}")
 }
 
 pub(super) fn malformed(reason: String) -> TextError {

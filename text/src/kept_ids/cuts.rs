@@ -46,8 +46,14 @@ pub(super) const WORDS: [&[&str]; 4] = [
 pub struct Cuts {
     added: Vec<AddedToken>,
     /// Those before which a text may be cut; found on first use.
-    tokens: OnceLock<ControlTokens>,
+    found: OnceLock<Found>,
     after_letters: bool,
+}
+
+#[derive(Debug)]
+struct Found {
+    tokens: ControlTokens,
+    every_control_token: bool,
 }
 
 impl Cuts {
@@ -63,7 +69,7 @@ impl Cuts {
             return None;
         }
         let after_letters = words_end_at_spaces(file, &added);
-        Some(Self { added, tokens: OnceLock::new(), after_letters })
+        Some(Self { added, found: OnceLock::new(), after_letters })
     }
 
     /// `text` in parts, each of at least [`PART_BYTES`] but the last.
@@ -86,10 +92,27 @@ impl Cuts {
         })
     }
 
+    /// Whether a text may be cut before each control token, and no longer token begins as one does. Then a text
+    /// in which messages spell no control token has the same ids where they are text and where they are none.
+    pub(crate) fn see_every_control_token(&self) -> bool {
+        self.found().every_control_token
+    }
+
     fn tokens(&self) -> &ControlTokens {
-        self.tokens.get_or_init(|| {
-            let apart = apart(&self.added);
-            ControlTokens::new(apart.into_iter().map(|token| (token.content.as_str(), 0)))
+        &self.found().tokens
+    }
+
+    fn found(&self) -> &Found {
+        self.found.get_or_init(|| {
+            let apart: HashSet<&str> =
+                apart(&self.added).into_iter().map(|token| token.content.as_str()).collect();
+            let others: Vec<&AddedToken> = self.added.iter().filter(|token| !token.special).collect();
+            let is_seen = |token: &AddedToken| {
+                let content = token.content.as_str();
+                apart.contains(content) && !others.iter().any(|other| other.content.starts_with(content))
+            };
+            let every_control_token = self.added.iter().filter(|token| token.special).all(is_seen);
+            Found { tokens: ControlTokens::new(apart.into_iter().map(|text| (text, 0))), every_control_token }
         })
     }
 }

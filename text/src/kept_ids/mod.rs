@@ -42,9 +42,20 @@ struct Shard {
     bytes: usize,
 }
 
+/// What a part's ids are kept under, beside its text.
+#[derive(Debug, Clone, Copy)]
+pub struct KeptIn<'a> {
+    /// Who shares them.
+    pub scope: &'a str,
+    /// Character that shields control tokens: a part with it is read otherwise than plain text.
+    pub mark: Option<char>,
+}
+
 /// A part of some text, and its ids.
 struct Part {
     scope: Box<str>,
+    /// If it is in the text.
+    mark: Option<char>,
     text: Box<str>,
     ids: Box<[TokenId]>,
 }
@@ -83,24 +94,26 @@ impl KeptIds {
     }
 
     /// Token ids of `text`, after the ids that `ids` has. `tokenize` is called for each part that is not known
-    /// in `scope`.
+    /// in `kept_in`.
     ///
     /// # Errors
     /// The first one of `tokenize`.
     pub fn encode(
         &self,
         text: &str,
-        scope: &str,
+        kept_in: KeptIn<'_>,
         cuts: &Cuts,
         mut ids: Vec<TokenId>,
         tokenize: &mut dyn FnMut(&str) -> Result<Vec<TokenId>, TextRefused>,
     ) -> Result<Vec<TokenId>, TextRefused> {
         ids.reserve(text.len() / 3);
         let (mut known, mut new) = (0, 0);
+        let KeptIn { scope, mark } = kept_in;
         let hashed = self.seed_of(scope);
         for text in cuts.parts(text) {
             let hash = xxh3_64_with_seed(text.as_bytes(), hashed);
-            if let Some(part) = self.find(hash, text, scope) {
+            let kept_in = KeptIn { scope, mark: mark.filter(|mark| text.contains(*mark)) };
+            if let Some(part) = self.find(hash, text, kept_in) {
                 ids.extend_from_slice(&part.ids);
                 known += part.ids.len();
                 continue;
@@ -109,7 +122,8 @@ impl KeptIds {
             ids.extend_from_slice(&found);
             new += found.len();
             if (SHORTEST_KEPT..=LONGEST_KEPT).contains(&text.len()) {
-                self.keep(hash, Part { scope: scope.into(), text: text.into(), ids: found.into() });
+                let mark = kept_in.mark;
+                self.keep(hash, Part { scope: scope.into(), mark, text: text.into(), ids: found.into() });
             }
         }
         self.known_tokens.fetch_add(known as u64, Ordering::Relaxed);
@@ -120,9 +134,10 @@ impl KeptIds {
     /// Whether at most `most` bytes of `text` are in no known part. Stops at more.
     pub fn is_known_but(&self, most: usize, text: &str, scope: &str, cuts: &Cuts) -> bool {
         let (hashed, mut new) = (self.seed_of(scope), 0);
+        let kept_in = KeptIn { scope, mark: None };
         cuts.parts(text).all(|part| {
             let hash = xxh3_64_with_seed(part.as_bytes(), hashed);
-            new += if self.find(hash, part, scope).is_some() { 0 } else { part.len() };
+            new += if self.find(hash, part, kept_in).is_some() { 0 } else { part.len() };
             new <= most
         })
     }
@@ -145,12 +160,13 @@ impl KeptIds {
     }
 
     /// The part that is `text`, which becomes the last one used.
-    fn find(&self, hash: u64, text: &str, scope: &str) -> Option<Arc<Part>> {
+    fn find(&self, hash: u64, text: &str, kept_in: KeptIn<'_>) -> Option<Arc<Part>> {
         let part = {
             let mut shard = self.shard(hash).lock().unwrap_or_else(PoisonError::into_inner);
             shard.parts.get(&hash)?.clone()
         };
-        (*part.text == *text && *part.scope == *scope).then_some(part)
+        let is_it = part.mark == kept_in.mark && *part.text == *text && *part.scope == *kept_in.scope;
+        is_it.then_some(part)
     }
 
     fn keep(&self, hash: u64, part: Part) {

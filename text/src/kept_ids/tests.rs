@@ -228,8 +228,13 @@ fn tokenizers() -> Vec<(String, Tokenizer)> {
     let mut unigram = shipped();
     unigram["model"] = json!({"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": false});
     let mut word_piece = shipped();
+    let control =
+        word_piece["added_tokens"].as_array().unwrap().iter().map(|token| token["content"].as_str().unwrap());
+    let words = control.chain(["[UNK]", "a", "the", "##e", "once", "##x"]).enumerate();
+    let words: Value =
+        words.map(|(id, word)| (word.to_owned(), Value::from(id))).collect::<serde_json::Map<_, _>>().into();
     word_piece["model"] = json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100, "vocab": {"[UNK]": 10, "a": 11, "the": 12, "##e": 13, "once": 14, "##x": 15}});
+        "max_input_chars_per_word": 100, "vocab": words});
     for (name, mut tree, steps) in [
         (
             "unigram",
@@ -257,7 +262,7 @@ fn rounds(usual: u64) -> u64 {
 #[test]
 fn a_text_may_be_cut_at_every_cut() {
     for (name, tokenizer) in tokenizers() {
-        let Some(cuts) = tokenizer.cuts() else { continue };
+        let Some(cuts) = tokenizer.cuts.as_ref() else { continue };
         let mut seen = 0;
         for seed in 0..rounds(50) {
             let text = text(&mut StdRng::seed_from_u64(seed), 50);
@@ -301,6 +306,43 @@ fn a_text_that_grows_has_the_ids_of_the_whole() {
     }
 }
 
+/// Messages of random texts, in which control tokens are text, between a template's own.
+#[test]
+fn spelled_control_tokens_stay_text_in_kept_parts() {
+    let mark = '\u{FDD0}';
+    for (name, tokenizer) in tokenizers() {
+        let mut rng = StdRng::seed_from_u64(3);
+        let own: Vec<String> =
+            tokenizer.control_tokens.iter().map(|(_, token)| token.content.clone()).collect();
+        let mut chat = String::new();
+        for turn in 0..5 {
+            while chat.len() % (2 * PART_BYTES) < PART_BYTES {
+                let message = Value::from(text(&mut rng, 300));
+                let spells = rng.random_bool(0.3);
+                let message =
+                    if spells || turn == 0 { tokenizer.control.shield(&message, mark) } else { message };
+                chat.push_str(message.as_str().unwrap());
+                chat.push_str(own.get(rng.random_range(0..own.len().max(1))).map_or("", String::as_str));
+            }
+            chat.push_str(&text(&mut rng, 600));
+            let whole = tokenizer.encode_shielded(&chat, mark, None).unwrap();
+            let kept = tokenizer.encode_shielded(&chat, mark, Some("")).unwrap();
+            assert_eq!(kept, whole, "{name}, turn {turn}: {chat:?}");
+        }
+    }
+}
+
+#[test]
+fn a_part_with_the_mark_is_not_the_same_text_without_shields() {
+    let tokenizer = Tokenizer::from_json(shipped().to_string().as_bytes()).unwrap();
+    let mark = '\u{FDD0}';
+    let text = format!("{}<{mark}|end|>{}", long(600), long(600));
+    let shielded = tokenizer.encode_shielded(&text, mark, Some("")).unwrap();
+    assert_eq!(tokenizer.encode_kept(&text, false, "").unwrap(), tokenizer.encode(&text, false).unwrap());
+    assert_eq!(tokenizer.encode_shielded(&text, mark, Some("")).unwrap(), shielded);
+    assert_eq!(tokenizer.encode_shielded(&text, mark, None).unwrap(), shielded);
+}
+
 #[test]
 fn tokens_that_another_may_cover_are_no_cuts() {
     let cuts = |tokens: Vec<Value>| {
@@ -308,7 +350,7 @@ fn tokens_that_another_may_cover_are_no_cuts() {
         tree["pre_tokenizer"] = Value::Null;
         tree["added_tokens"] = tokens.into();
         let tokenizer = Tokenizer::from_json(tree.to_string().as_bytes()).unwrap();
-        tokenizer.cuts().map(|cuts| cuts.after("..<|end|>..", 1))
+        tokenizer.cuts.as_ref().map(|cuts| cuts.after("..<|end|>..", 1))
     };
     let end = || token(6, "<|end|>", &json!({}));
     assert_eq!(cuts(vec![end()]), Some(Some(2)));
@@ -337,7 +379,7 @@ fn what_is_drawn_or_doubled_is_not_cut() {
     let has_cuts = |change: fn(&mut Value)| {
         let mut tree = shipped();
         change(&mut tree);
-        Tokenizer::from_json(tree.to_string().as_bytes()).unwrap().cuts().is_some()
+        Tokenizer::from_json(tree.to_string().as_bytes()).unwrap().cuts.is_some()
     };
     assert!(has_cuts(|_| ()));
     assert!(!has_cuts(|tree| tree["model"]["dropout"] = json!(0.1)));
@@ -398,15 +440,17 @@ fn short_texts_are_not_kept() {
     assert_eq!(tokenizer.kept_counts(), KeptCounts::default());
 }
 
+const PLAIN: KeptIn<'_> = KeptIn { scope: "", mark: None };
+
 fn part(text: &str) -> Part {
-    Part { scope: "".into(), text: text.into(), ids: vec![1; 100].into() }
+    Part { scope: "".into(), mark: None, text: text.into(), ids: vec![1; 100].into() }
 }
 
 #[test]
 fn kept_bytes_are_bounded_and_the_least_recently_used_goes_first() {
     let bytes = part("0000").bytes();
     let kept = KeptIds::with_bytes(3 * bytes * SHARDS);
-    let find = |at: u64| kept.find(at, &format!("{at:04}"), "").is_some();
+    let find = |at: u64| kept.find(at, &format!("{at:04}"), PLAIN).is_some();
     for at in 0..3 {
         kept.keep(at, part(&format!("{at:04}")));
     }
@@ -424,11 +468,13 @@ fn kept_bytes_are_bounded_and_the_least_recently_used_goes_first() {
 #[test]
 fn a_collision_is_not_the_text() {
     let kept = KeptIds::default();
+    let find = |text: &str, kept_in| kept.find(7, text, kept_in).is_some();
     kept.keep(7, part("one text"));
-    assert!(kept.find(7, "one text", "").is_some());
-    assert!(kept.find(7, "another", "").is_none() && kept.find(7, "one text", "scope").is_none());
+    assert!(find("one text", PLAIN) && !find("another", PLAIN));
+    assert!(!find("one text", KeptIn { scope: "scope", mark: None }));
+    assert!(!find("one text", KeptIn { scope: "", mark: Some('x') }));
     kept.keep(7, part("another"));
-    assert!(kept.find(7, "another", "").is_some() && kept.find(7, "one text", "").is_none());
+    assert!(find("another", PLAIN) && !find("one text", PLAIN));
 }
 
 #[test]
