@@ -81,7 +81,7 @@ fn parts(conversation: &Conversation, directory: &Path, processes: &RenderProces
     let template: &ChatTemplate = text.chat_template.as_ref().ok_or(io::ErrorKind::NotFound)?;
     let (messages, arguments) = (Value::Array(conversation.messages.clone()), conversation.arguments.clone());
     let request = Rendering { messages: &messages, add_generation_prompt: true, arguments: &arguments };
-    let json = serde_json::to_vec(&request)?;
+    let json = serde_json::to_vec(&messages)?;
     let rendered = template.render(&messages, true, &arguments).map_err(io::Error::other)?;
     let ids = text.tokenizer.encode(&rendered, false).map_err(io::Error::other)?;
     text.tokenizer.encode_kept(&rendered, false, "").map_err(io::Error::other)?;
@@ -99,7 +99,7 @@ fn parts(conversation: &Conversation, directory: &Path, processes: &RenderProces
     };
     report("copy the messages", &|| messages.clone().as_array().map_or(0, Vec::len));
     report("look for control tokens", &|| usize::from(!text.tokenizer.control().contains_control(&messages)));
-    report("write JSON", &|| serde_json::to_vec(&request).map_or(0, |json| json.len()));
+    report("write JSON", &|| serde_json::to_vec(&messages).map_or(0, |json| json.len()));
     report("read JSON", &|| serde_json::from_slice::<Value>(&json).map_or(0, |_| 1));
     report("render", &|| template.render(&messages, true, &arguments).map_or(0, |text| text.len()));
     report("render in a child", &|| processes.render(&request).map_or(0, |text| text.len()));

@@ -34,6 +34,7 @@ mod named_templates;
 pub mod probe;
 mod refused;
 pub mod render_process;
+mod sent_messages;
 mod shielded;
 mod shown_calls;
 pub mod sources;

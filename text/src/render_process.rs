@@ -13,15 +13,14 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use skein_node::clock::{self, Timestamp};
 
 use super::chat_template::ChatTemplate;
 use super::deep_stack::on_deep_stack;
 use super::files::chat_template_of;
+use super::sent_messages::{ReceivedMessages, ReceivedRequest, Request, SentMessages};
 use super::sources::TextSources;
-use super::template_env::FromJson;
 use crate::refused::TextRefused;
 
 /// Time limit of a rendering. A conversation of 8 MB takes a tenth of a second.
@@ -38,11 +37,13 @@ const HEAD_BYTES: usize = 5;
 const TEXT: u8 = 0;
 const REFUSED: u8 = 1;
 const FAILED: u8 = 2;
+/// Refused before the process had the messages: it is not used again.
+const MALFORMED: u8 = 4;
 /// The first frame of a process: its template is loaded. What ends it before is not the conversation.
 const LOADED: u8 = 3;
 
 /// Request to a rendering process.
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 pub struct Rendering<'a> {
     /// Messages of the conversation, in the template's form.
     pub messages: &'a Value,
@@ -50,14 +51,6 @@ pub struct Rendering<'a> {
     pub add_generation_prompt: bool,
     /// Extra template variables of the request.
     pub arguments: &'a Map<String, Value>,
-}
-
-/// Owned form of [`Rendering`], as the child process parses it.
-#[derive(Debug, Deserialize)]
-struct RenderRequest {
-    messages: FromJson,
-    add_generation_prompt: bool,
-    arguments: Map<String, Value>,
 }
 
 /// How to start a rendering process.
@@ -98,18 +91,17 @@ impl RenderProcesses {
     /// # Errors
     /// The template's refusal, or that it exhausts memory, stack or time.
     pub fn render(&self, request: &Rendering<'_>) -> Result<String, TextRefused> {
-        let request = serde_json::to_vec(request).map_err(|_| TextRefused::Internal)?;
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let used = idle.map(|process| self.render_with(process, &request));
+        let used = idle.map(|process| self.render_with(process, request));
         let answer = match used {
             Some(Ok(answer)) => Ok(answer),
             Some(Err(Broken::Late)) => Err(Broken::Late),
             // An idle process may have been killed, so try a new one.
-            Some(Err(Broken::Ended(_))) | None => self.render_with(self.start()?, &request),
+            Some(Err(Broken::Ended(_))) | None => self.render_with(self.start()?, request),
         };
         match answer {
             Ok((TEXT, text)) => String::from_utf8(text).map_err(|_| TextRefused::Internal),
-            Ok((REFUSED, message)) => {
+            Ok((REFUSED | MALFORMED, message)) => {
                 Err(TextRefused::invalid("messages", String::from_utf8_lossy(&message).into_owned()))
             }
             Ok(_) => Err(TextRefused::Internal),
@@ -141,10 +133,15 @@ impl RenderProcesses {
     }
 
     /// Sends a request to `process`, which is kept for reuse if it answers.
-    fn render_with(&self, mut process: RenderProcess, request: &[u8]) -> Result<(u8, Vec<u8>), Broken> {
-        let answer =
-            process.exchange(request, clock::now() + self.timeout).map_err(|error| process.broken(&error))?;
-        if request.len() < KEEP_BELOW_BYTES {
+    fn render_with(
+        &self,
+        mut process: RenderProcess,
+        request: &Rendering<'_>,
+    ) -> Result<(u8, Vec<u8>), Broken> {
+        let sent = process.exchange_messages(request, clock::now() + self.timeout);
+        let (answer, sent) = sent.map_err(|error| process.broken(&error))?;
+        if sent.whole_bytes < KEEP_BELOW_BYTES && matches!(answer.0, TEXT | REFUSED) {
+            process.messages.answered(sent);
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             if idle.len() < self.most_idle {
                 idle.push(process);
@@ -195,6 +192,7 @@ struct RenderProcess {
     socket: UnixStream,
     /// Whether it has loaded its template.
     loaded: bool,
+    messages: SentMessages,
 }
 
 impl RenderProcess {
@@ -203,7 +201,17 @@ impl RenderProcess {
         let theirs = OwnedFd::from(theirs);
         command.stdin(Stdio::from(theirs.try_clone()?)).stdout(Stdio::from(theirs)).stderr(Stdio::null());
         let child = command.spawn()?;
-        Ok(Self { child, socket: ours, loaded: false })
+        Ok(Self { child, socket: ours, loaded: false, messages: SentMessages::default() })
+    }
+
+    /// Sends what is new of a conversation; returns the answer and what was sent.
+    fn exchange_messages(
+        &mut self,
+        request: &Rendering<'_>,
+        until: Timestamp,
+    ) -> io::Result<((u8, Vec<u8>), Request)> {
+        let request = self.messages.request(request)?;
+        Ok((self.exchange(&request.bytes, until)?, request))
     }
 
     fn exchange(&mut self, request: &[u8], until: Timestamp) -> io::Result<(u8, Vec<u8>)> {
@@ -295,7 +303,7 @@ pub fn serve(directory: &Path, sources: &TextSources) -> io::Result<()> {
 
 fn serve_on(template: &ChatTemplate, input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
     write_frame(output, LOADED, "")?;
-    let mut length = [0; 4];
+    let (mut length, mut messages) = ([0; 4], ReceivedMessages::default());
     loop {
         match input.read_exact(&mut length) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
@@ -303,7 +311,7 @@ fn serve_on(template: &ChatTemplate, input: &mut impl Read, output: &mut impl Wr
         }
         let mut request = vec![0; u32::from_le_bytes(length) as usize];
         input.read_exact(&mut request)?;
-        let (kind, content) = answer(template, &request);
+        let (kind, content) = answer(template, &request, &mut messages);
         write_frame(output, kind, &content)?;
     }
 }
@@ -316,13 +324,13 @@ fn write_frame(output: &mut impl Write, kind: u8, content: &str) -> io::Result<(
     output.flush()
 }
 
-fn answer(template: &ChatTemplate, request: &[u8]) -> (u8, String) {
+fn answer(template: &ChatTemplate, request: &[u8], messages: &mut ReceivedMessages) -> (u8, String) {
     // The parent sends valid JSON; serde_json refuses only excessive nesting.
-    let Ok(request) = serde_json::from_slice::<RenderRequest>(request) else {
-        return (REFUSED, "messages are nested too deeply.".to_owned());
+    let Ok(mut request) = serde_json::from_slice::<ReceivedRequest>(request) else {
+        return (MALFORMED, "messages are nested too deeply.".to_owned());
     };
-    let FromJson(messages) = request.messages;
-    match template.render_values(messages, request.add_generation_prompt, &request.arguments) {
+    let Some(conversation) = messages.conversation(&mut request) else { return (FAILED, String::new()) };
+    match template.render_values(conversation, request.add_generation_prompt, &request.arguments) {
         Ok(text) => (TEXT, text),
         Err(TextRefused::Internal) => (FAILED, String::new()),
         Err(refusal) => (REFUSED, refusal.to_string()),
@@ -401,7 +409,7 @@ mod tests {
             let arguments = json!({"mood": " é"});
             let arguments = arguments.as_object().unwrap();
             let request = Rendering { messages: &messages, add_generation_prompt: true, arguments };
-            let request = serde_json::to_vec(&request).unwrap();
+            let request = SentMessages::default().request(&request).unwrap().bytes;
             let (mut input, mut output) =
                 (u32::try_from(request.len()).unwrap().to_le_bytes().to_vec(), Vec::new());
             input.extend(request);
@@ -419,6 +427,6 @@ mod tests {
         for _ in 0..200 {
             deep = json!([deep]);
         }
-        assert_eq!(ask(json!([{"content": deep}])).0, REFUSED);
+        assert_eq!(ask(json!([{"content": deep}])).0, MALFORMED);
     }
 }
