@@ -401,6 +401,44 @@ mod tests {
         }
     }
 
+    /// Each golden conversation under each template, message by message, in a process that has most of it.
+    #[test]
+    fn a_conversation_that_grows_is_rendered_as_the_whole() {
+        let goldens = include_str!("../../tests/golden/chat_templates.json");
+        let goldens: Value = serde_json::from_str(goldens).unwrap();
+        let mut compared = 0;
+        for golden in goldens["templates"].as_array().unwrap() {
+            let own = ["bos_token", "eos_token"]
+                .map(|name| (name.to_owned(), golden[name].as_str().unwrap().to_owned()));
+            let template =
+                ChatTemplate::compile(golden["template"].as_str().unwrap(), own.to_vec(), || Duration::ZERO)
+                    .unwrap();
+            let (mut ours, mut theirs) = (SentMessages::default(), ReceivedMessages::default());
+            for conversation in goldens["conversations"].as_object().unwrap().values() {
+                let mut arguments = conversation.as_object().unwrap().clone();
+                let messages = arguments.remove("messages").unwrap();
+                let add_generation_prompt =
+                    arguments.remove("add_generation_prompt").is_some_and(|add| add == true);
+                for count in 1..=messages.as_array().unwrap().len() {
+                    let messages = Value::from(messages.as_array().unwrap()[..count].to_vec());
+                    let rendering =
+                        Rendering { messages: &messages, add_generation_prompt, arguments: &arguments };
+                    let request = ours.request(&rendering).unwrap();
+                    let (kind, text) = answer(&template, &request.bytes, &mut theirs);
+                    ours.answered(request);
+                    match template.render(&messages, add_generation_prompt, &arguments) {
+                        Ok(whole) => {
+                            assert_eq!((kind, text), (TEXT, whole), "{}: {messages}", golden["name"])
+                        }
+                        Err(refusal) => assert_eq!((kind, text), (REFUSED, refusal.to_string())),
+                    }
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 100, "{compared}");
+    }
+
     #[test]
     fn both_sides_speak_the_same_language() {
         let source = "{{ raise_exception('no') if messages|length > 1 }}{{ messages[0].content }}{{ mood }}";
