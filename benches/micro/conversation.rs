@@ -1,5 +1,5 @@
-//! What an agent's turn costs in the router's text: a conversation of 60,000 tokens, to which each turn adds 600.
-//! CPU time of this process and of its renderers, with ids kept and without, and its parts:
+//! What an agent's turn costs in the router's text: a conversation of 60,000 tokens, to which each turn
+//! adds 600. CPU time of this process and of its renderers, with ids kept and without, and its parts:
 //! `cargo run --release -p skein-text --example conversation`. Arguments: tokens shared, tokens new, a
 //! template's file, `whole` or `kept` for one of them only.
 
@@ -95,7 +95,7 @@ fn parts(conversation: &Conversation, directory: &Path, processes: &RenderProces
             })
             .collect();
         times.sort_by(f64::total_cmp);
-        println!("  {name}: {:.3} ms", times[7]);
+        println!("  {name}: {:.4} ms", times[7]);
     };
     report("copy the messages", &|| messages.clone().as_array().map_or(0, Vec::len));
     report("look for control tokens", &|| usize::from(!text.tokenizer.control().contains_control(&messages)));
@@ -107,6 +107,15 @@ fn parts(conversation: &Conversation, directory: &Path, processes: &RenderProces
     report("tokenize, all kept", &|| {
         text.tokenizer.encode_kept(&rendered, false, "").map_or(0, |ids| ids.len())
     });
+    for bytes in [127, 16 * 1024] {
+        let start = &rendered[..rendered.floor_char_boundary(bytes)];
+        report(&format!("tokenize {bytes} bytes"), &|| {
+            text.tokenizer.encode(start, true).map_or(0, |ids| ids.len())
+        });
+        report(&format!("tokenize {bytes} bytes, all kept"), &|| {
+            text.tokenizer.encode_kept(start, true, "").map_or(0, |ids| ids.len())
+        });
+    }
     report("hash blocks", &|| block_hash::chain(block_hash::root("m", "", ""), &ids, 16).len());
     Ok(())
 }

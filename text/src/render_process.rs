@@ -13,12 +13,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use serde_json::{Map, Value};
 use skein_node::clock::{self, Timestamp};
 
 use super::chat_template::ChatTemplate;
 use super::deep_stack::on_deep_stack;
 use super::files::chat_template_of;
+pub use super::rendering::Rendering;
 use super::sent_messages::{ReceivedMessages, ReceivedRequest, Request, SentMessages};
 use super::sources::TextSources;
 use crate::refused::TextRefused;
@@ -41,17 +41,6 @@ const FAILED: u8 = 2;
 const MALFORMED: u8 = 4;
 /// The first frame of a process: its template is loaded. What ends it before is not the conversation.
 const LOADED: u8 = 3;
-
-/// Request to a rendering process.
-#[derive(Debug)]
-pub struct Rendering<'a> {
-    /// Messages of the conversation, in the template's form.
-    pub messages: &'a Value,
-    /// Whether to open the assistant's turn.
-    pub add_generation_prompt: bool,
-    /// Extra template variables of the request.
-    pub arguments: &'a Map<String, Value>,
-}
 
 /// How to start a rendering process.
 type StartRenderer = dyn Fn() -> io::Result<Command> + Send + Sync;
@@ -339,7 +328,7 @@ fn answer(template: &ChatTemplate, request: &[u8], messages: &mut ReceivedMessag
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Map, Value, json};
 
     use super::*;
 

@@ -1,7 +1,7 @@
-//! Messages that a rendering process has, so that a conversation's turn sends it only those that are new. Both
-//! sides number them: this process keeps the JSON of each, compares it byte by byte, and says which ones to
-//! forget; the other keeps the template's values. A template cannot change a value, so a rendering is the same
-//! whether its messages were sent with it or before.
+//! Messages that a rendering process has, so that a conversation's turn sends it only those that are new.
+//! Both sides number them: this process keeps the JSON of each, compares it byte by byte, and says which
+//! ones to forget; the other keeps the template's values. A template cannot change a value, so a rendering
+//! is the same whether its messages were sent with it or before.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -12,11 +12,11 @@ use serde::Deserialize;
 use serde_json::Map;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::render_process::Rendering;
+use super::rendering::Rendering;
 use super::template_env::FromJson;
 
-/// Most bytes of messages in one process, in JSON and with [`MESSAGE_BYTES`] each. Its values take about twice
-/// as many, of 128 MiB or more that it may have.
+/// Most bytes of messages in one process, in JSON and with [`MESSAGE_BYTES`] each. Its values take about
+/// twice as many, of 128 MiB or more that it may have.
 const MOST_BYTES: usize = 8 * 1024 * 1024;
 /// Bytes that a message takes beside its JSON, on either side.
 const MESSAGE_BYTES: usize = 512;

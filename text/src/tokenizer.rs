@@ -8,14 +8,14 @@ use std::sync::{Arc, OnceLock};
 use skein_proto::TokenId;
 use tokenizers::{AddedToken, PostProcessor};
 
-use super::bounded_tokenizer::BoundedTokenizer;
+use super::bounded_tokenizer::{BoundedTokenizer, encode};
 use super::control::ControlTokens;
 use super::error::TextError;
 use super::fast_bpe::FastBpe;
-use super::growth::{self, TooMuchGrowth};
+use super::growth;
 use super::kept_ids::limits::SHORTEST_TEXT;
 use super::kept_ids::{Cuts, KeptCounts, KeptIds, KeptIn};
-use super::shielded::LiteralTokenizer;
+use super::literal::{LiteralTokenizer, STAND_IN};
 use super::token_bytes::{TokenBytes, TokenDecoder};
 use super::tokenizer_file::{ModelFile, TokenizerFile};
 use crate::refused::TextRefused;
@@ -58,9 +58,9 @@ const MAX_REASON: usize = 600;
 /// A loaded tokenizer. Immutable, shared by all requests.
 #[derive(Debug)]
 pub struct Tokenizer {
-    pub(super) inner: BoundedTokenizer,
+    inner: BoundedTokenizer,
     /// Built on first use: most processes never see a control token written by a user.
-    pub(super) literal: OnceLock<LiteralTokenizer>,
+    literal: OnceLock<LiteralTokenizer>,
     pub(super) control: ControlTokens,
     pub(super) control_tokens: Vec<(TokenId, AddedToken)>,
     bytes: Arc<TokenBytes>,
@@ -71,7 +71,7 @@ pub struct Tokenizer {
     largest_own_id: Option<TokenId>,
     /// Where texts may be cut; `None` = nowhere, so no ids are kept.
     pub(super) cuts: Option<Cuts>,
-    pub(super) kept: KeptIds,
+    kept: KeptIds,
 }
 
 impl Tokenizer {
@@ -194,6 +194,50 @@ impl Tokenizer {
         encode(&self.inner, text, add_special_tokens)
     }
 
+    /// Token ids of a rendered chat. Control tokens are recognised unless they contain `mark` (see
+    /// [`ControlTokens::shield`]): those were written by the user and become text. Ids are kept in the scope
+    /// `kept_in`, if there is one.
+    pub fn encode_shielded(
+        &self,
+        text: &str,
+        mark: char,
+        kept_in: Option<&str>,
+    ) -> Result<Vec<TokenId>, TextRefused> {
+        if !text.contains(mark) {
+            return match kept_in {
+                Some(scope) => self.encode_kept(text, false, scope),
+                None => self.encode(text, false),
+            };
+        }
+        if text.contains(STAND_IN) {
+            let message =
+                format!("messages must not contain the noncharacter U+{:04X}.", u32::from(STAND_IN));
+            return Err(TextRefused::invalid("messages", message));
+        }
+        let is_long = text.len() >= SHORTEST_TEXT;
+        let cuts = self.cuts.as_ref().filter(|cuts| is_long && cuts.see_every_control_token());
+        let literal = self.literal()?;
+        let (Some(cuts), Some(scope)) = (cuts, kept_in) else {
+            return literal.encode(text, mark, &self.control);
+        };
+        let mut tokenize = |part: &str| {
+            if part.contains(mark) {
+                literal.encode(part, mark, &self.control)
+            } else {
+                self.encode(part, false)
+            }
+        };
+        self.kept.encode(text, KeptIn { scope, mark: Some(mark) }, cuts, Vec::new(), &mut tokenize)
+    }
+
+    fn literal(&self) -> Result<&LiteralTokenizer, TextRefused> {
+        if let Some(literal) = self.literal.get() {
+            return Ok(literal);
+        }
+        let new = LiteralTokenizer::new(self.inner.clone(), &self.control_tokens)?;
+        Ok(self.literal.get_or_init(|| new))
+    }
+
     /// The text of a whole sequence, as Hugging Face decodes it.
     pub fn decode(&self, tokens: &[TokenId], skip_special_tokens: bool) -> Result<String, TextRefused> {
         self.inner.decode(tokens, skip_special_tokens).map_err(|_| TextRefused::Internal)
@@ -256,30 +300,6 @@ impl Tokenizer {
     pub fn spelling(&self, token: TokenId) -> Option<String> {
         self.inner.id_to_token(token)
     }
-}
-
-pub(super) fn encode(
-    tokenizer: &BoundedTokenizer,
-    text: &str,
-    add_special: bool,
-) -> Result<Vec<TokenId>, TextRefused> {
-    // Some malformed files make the library panic when they meet certain characters.
-    let work = || catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, add_special)));
-    match growth::limited(text.len(), work).map_err(too_much_growth)? {
-        Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
-        Ok(Err(error)) => {
-            tracing::warn!(%error, "the tokenizer failed on a prompt");
-            Err(TextRefused::Internal)
-        }
-        Err(_) => {
-            tracing::warn!("the tokenizer panicked on a prompt; is its tokenizer.json damaged?");
-            Err(TextRefused::Internal)
-        }
-    }
-}
-
-pub(super) fn too_much_growth(error: TooMuchGrowth) -> TextRefused {
-    TextRefused::invalid("prompt", format!("This text cannot be tokenized: {error}."))
 }
 
 pub(super) fn malformed(reason: String) -> TextError {

@@ -1,14 +1,14 @@
 //! Where a text may be cut so that its ids are those of both sides, whatever stands there.
 //!
-//! *Before an added token* that is found wherever it is spelled. Tokenizers find these first, in the text as it
-//! is, and treat what is between them piece by piece: normalizer, pre-tokenizer and model see nothing beyond. The
-//! token must be matched in raw text, without white space before it, and no other added token may have it behind
-//! its own start or end with its beginning: then no match can start before the token and cover a part of it. It
-//! belongs to what follows, so that a rule for the very start of a text (`Metaspace` with `first`) applies to the
-//! first part only.
+//! *Before an added token* that is found wherever it is spelled. Tokenizers find these first, in the text
+//! as it is, and treat what is between them piece by piece: normalizer, pre-tokenizer and model see nothing
+//! beyond. The token must be matched in raw text, without white space before it, and no other added token
+//! may have it behind its own start or end with its beginning: then no match can start before the token and
+//! cover a part of it. It belongs to what follows, so that a rule for the very start of a text (`Metaspace`
+//! with `first`) applies to the first part only.
 //!
-//! *Before a space after an ASCII letter*, under the word rules of public byte-level tokenizers: in none of them
-//! a word has a letter before a space, and none looks back. NFC composes nothing with a space.
+//! *Before a space after an ASCII letter*, under the word rules of public byte-level tokenizers: in none of
+//! them a word has a letter before a space, and none looks back. NFC composes nothing with a space.
 
 use std::collections::HashSet;
 use std::sync::OnceLock;
@@ -22,8 +22,8 @@ use crate::fast_bpe::Rule;
 use crate::known_steps::is_known_post_processor;
 use crate::tokenizer_file::{ModelFile, TokenizerFile};
 
-/// Expressions of public tokenizers, beside those of [`Rule`], in which a word ends between an ASCII letter and
-/// a space: those of Qwen 3.5, Tekken, GPT-4o, and DeepSeek-V3, which splits thrice.
+/// Expressions of public tokenizers, beside those of [`Rule`], in which a word ends between an ASCII letter
+/// and a space: those of Qwen 3.5, Tekken, GPT-4o, and DeepSeek-V3, which splits thrice.
 pub(super) const WORDS: [&[&str]; 4] = [
     &[
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -92,8 +92,9 @@ impl Cuts {
         })
     }
 
-    /// Whether a text may be cut before each control token, and no longer token begins as one does. Then a text
-    /// in which messages spell no control token has the same ids where they are text and where they are none.
+    /// Whether a text may be cut before each control token, and no longer token begins as one does. Then a
+    /// text in which messages spell no control token has the same ids where they are text and where they
+    /// are none.
     pub(crate) fn see_every_control_token(&self) -> bool {
         self.found().every_control_token
     }
@@ -163,8 +164,8 @@ fn apart(added: &[AddedToken]) -> Vec<&AddedToken> {
     let whole: HashSet<Vec<u8>> = raw.iter().map(|token| bytes(token)).collect();
     let starts: HashSet<&[u8]> =
         whole.iter().flat_map(|token| (1..=token.len()).map(move |end| &token[..end])).collect();
-    // What is in a token behind its start, and ends of tokens with which some token begins. A longer token with
-    // the same start is no harm: a match starts there in any case.
+    // What is in a token behind its start, and ends of tokens with which some token begins. A longer token
+    // with the same start is no harm: a match starts there in any case.
     let (mut inside, mut ends) = (HashSet::new(), HashSet::new());
     for token in &whole {
         for from in 1..token.len() {

@@ -1,7 +1,7 @@
 //! Limits of the kept ids.
 
-/// Most bytes of texts and ids kept for one model. A token takes about nine, so these are seven million tokens: a
-/// hundred conversations of 60,000 tokens that share nothing.
+/// Most bytes of texts and ids kept for one model. A token takes about nine, so these are seven million
+/// tokens: a hundred conversations of 60,000 tokens that share nothing.
 pub const MOST_BYTES: usize = 64 * 1024 * 1024;
 /// Number of locks; each guards an equal part of the bytes.
 pub const SHARDS: usize = 16;
@@ -14,7 +14,8 @@ pub const PART_BYTES: usize = 2048;
 pub const SHORTEST_KEPT: usize = 256;
 /// Longest part that is kept; a text without cuts is one part.
 pub const LONGEST_KEPT: usize = 256 * 1024;
-/// Bytes that a kept part takes beside its text and ids: an entry of the table, two allocations, their counts.
+/// Bytes that a kept part takes beside its text and ids: an entry of the table, two allocations, their
+/// counts.
 pub const ENTRY_BYTES: usize = 192;
 /// Most work to find the added tokens at which a text may be cut, in pairs of bytes of one token. A tokenizer
 /// with more has no such cuts.

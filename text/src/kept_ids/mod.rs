@@ -1,13 +1,14 @@
-//! Token ids of parts of texts that were tokenized before, so that a conversation's turn is tokenized only where
-//! it is new.
+//! Token ids of parts of texts that were tokenized before, so that a conversation's turn is tokenized only
+//! where it is new.
 //!
-//! A text is cut where no token can cross, whatever stands around ([`Cuts`]). The ids of a text are then those of
-//! its parts, one after the other, and those of a part depend on nothing but the part. Each cut depends only on
-//! the text before it, so a text that begins like an earlier one has the same parts, up to the last. A part is
-//! found by a hash and then compared byte by byte: no client can pass a text off as another by a collision.
+//! A text is cut where no token can cross, whatever stands around ([`Cuts`]). The ids of a text are then
+//! those of its parts, one after the other, and those of a part depend on nothing but the part. Each cut
+//! depends only on the text before it, so a text that begins like an earlier one has the same parts, up to
+//! the last. A part is found by a hash and then compared byte by byte: no client can pass a text off as
+//! another by a collision.
 //!
-//! Who shares kept ids is the caller's choice, by a *scope*. The ids are the same in any scope; but the time of
-//! an answer may tell whether a part was known.
+//! Who shares kept ids is the caller's choice, by a *scope*. The ids are the same in any scope; but the
+//! time of an answer may tell whether a part was known.
 
 mod cuts;
 pub mod limits;
@@ -93,8 +94,8 @@ impl KeptIds {
         }
     }
 
-    /// Token ids of `text`, after the ids that `ids` has. `tokenize` is called for each part that is not known
-    /// in `kept_in`.
+    /// Token ids of `text`, after the ids that `ids` has. `tokenize` is called for each part that is not
+    /// known in `kept_in`.
     ///
     /// # Errors
     /// The first one of `tokenize`.
