@@ -80,7 +80,12 @@ fn parts(conversation: &Conversation, directory: &Path, processes: &RenderProces
     let text = ModelText::load(directory, &[]).map_err(io::Error::other)?;
     let template: &ChatTemplate = text.chat_template.as_ref().ok_or(io::ErrorKind::NotFound)?;
     let (messages, arguments) = (Value::Array(conversation.messages.clone()), conversation.arguments.clone());
-    let request = Rendering { messages: &messages, add_generation_prompt: true, arguments: &arguments };
+    let request = Rendering {
+        messages: &messages,
+        add_generation_prompt: true,
+        arguments: &arguments,
+        kept_in: Some(""),
+    };
     let json = serde_json::to_vec(&messages)?;
     let rendered = template.render(&messages, true, &arguments).map_err(io::Error::other)?;
     let ids = text.tokenizer.encode(&rendered, false).map_err(io::Error::other)?;

@@ -285,7 +285,10 @@ impl ModelText {
     ) -> Result<String, TextRefused> {
         let add_generation_prompt = prompt.add_generation_prompt && !prompt.continue_final_message;
         match &self.render_processes {
-            Some(processes) => processes.render(&Rendering { messages, add_generation_prompt, arguments }),
+            Some(processes) => {
+                let kept_in = prompt.kept_in;
+                processes.render(&Rendering { messages, add_generation_prompt, arguments, kept_in })
+            }
             None => template.render(messages, add_generation_prompt, arguments),
         }
     }

@@ -354,6 +354,7 @@ mod tests {
             messages: &messages,
             add_generation_prompt: true,
             arguments: &arguments,
+            kept_in: Some(""),
         })
     }
 
@@ -410,8 +411,12 @@ mod tests {
                     arguments.remove("add_generation_prompt").is_some_and(|add| add == true);
                 for count in 1..=messages.as_array().unwrap().len() {
                     let messages = Value::from(messages.as_array().unwrap()[..count].to_vec());
-                    let rendering =
-                        Rendering { messages: &messages, add_generation_prompt, arguments: &arguments };
+                    let rendering = Rendering {
+                        messages: &messages,
+                        add_generation_prompt,
+                        arguments: &arguments,
+                        kept_in: Some(""),
+                    };
                     let request = ours.request(&rendering).unwrap();
                     let (kind, text) = answer(&template, &request.bytes, &mut theirs);
                     ours.answered(request);
@@ -435,7 +440,8 @@ mod tests {
         let ask = |messages: Value| {
             let arguments = json!({"mood": " é"});
             let arguments = arguments.as_object().unwrap();
-            let request = Rendering { messages: &messages, add_generation_prompt: true, arguments };
+            let request =
+                Rendering { messages: &messages, add_generation_prompt: true, arguments, kept_in: Some("") };
             let request = SentMessages::default().request(&request).unwrap().bytes;
             let (mut input, mut output) =
                 (u32::try_from(request.len()).unwrap().to_le_bytes().to_vec(), Vec::new());

@@ -11,4 +11,6 @@ pub struct Rendering<'a> {
     pub add_generation_prompt: bool,
     /// Extra template variables of the request.
     pub arguments: &'a Map<String, Value>,
+    /// Scope in which a process keeps the messages; `None` = it does not.
+    pub kept_in: Option<&'a str>,
 }

@@ -21,6 +21,9 @@ const MOST_BYTES: usize = 8 * 1024 * 1024;
 /// Bytes that a message takes beside its JSON, on either side.
 const MESSAGE_BYTES: usize = 512;
 
+/// Number of a message that the process does not keep.
+const NOT_KEPT: u64 = 0;
+
 /// What one process has, as this one knows it.
 pub(super) struct SentMessages {
     /// By the hash of their JSON.
@@ -32,6 +35,7 @@ pub(super) struct SentMessages {
 }
 
 struct Sent {
+    scope: Box<str>,
     json: Box<[u8]>,
     number: u64,
 }
@@ -48,7 +52,7 @@ pub(super) struct Request {
 impl Default for SentMessages {
     fn default() -> Self {
         let seed = RandomState::new().hash_one(0);
-        Self { messages: LruCache::unbounded(), seed, bytes: 0, next: 0, forgotten: Vec::new() }
+        Self { messages: LruCache::unbounded(), seed, bytes: 0, next: NOT_KEPT + 1, forgotten: Vec::new() }
     }
 }
 
@@ -56,7 +60,8 @@ impl SentMessages {
     /// The request for `rendering`. The process has its messages once it has answered: then call
     /// [`Self::answered`].
     pub fn request(&mut self, rendering: &Rendering<'_>) -> serde_json::Result<Request> {
-        let Rendering { messages, add_generation_prompt, arguments } = rendering;
+        let Rendering { messages, add_generation_prompt, arguments, kept_in } = rendering;
+        let seed = kept_in.map(|scope| xxh3_64_with_seed(scope.as_bytes(), self.seed));
         let head =
             serde_json::json!({"add_generation_prompt": add_generation_prompt, "forget": self.forgotten});
         let mut bytes = serde_json::to_vec(&head)?;
@@ -69,18 +74,22 @@ impl SentMessages {
             json.clear();
             serde_json::to_writer(&mut json, message)?;
             whole_bytes += json.len();
-            let hash = xxh3_64_with_seed(&json, self.seed);
-            let known = self.messages.get(&hash).filter(|sent| *sent.json == *json).map(|sent| sent.number);
-            let number = known.unwrap_or(self.next);
+            let hash = seed.map(|seed| xxh3_64_with_seed(&json, seed));
+            let is_it = |sent: &&Sent| *sent.json == *json && Some(&*sent.scope) == *kept_in;
+            let known = hash.and_then(|hash| self.messages.get(&hash)).filter(is_it).map(|sent| sent.number);
             bytes.extend_from_slice(if at > 0 { b",[" } else { b"[" });
-            serde_json::to_writer(&mut bytes, &number)?;
-            bytes.push(b',');
-            if known.is_some() {
-                bytes.extend_from_slice(b"null");
+            if let Some(number) = known {
+                serde_json::to_writer(&mut bytes, &number)?;
+                bytes.extend_from_slice(b",null");
             } else {
+                let number = if hash.is_some() { self.next } else { NOT_KEPT };
+                serde_json::to_writer(&mut bytes, &number)?;
+                bytes.push(b',');
                 bytes.extend_from_slice(&json);
-                new.push((hash, Sent { json: json.as_slice().into(), number }));
-                self.next += 1;
+                if let (Some(hash), Some(scope)) = (hash, kept_in) {
+                    new.push((hash, Sent { scope: (*scope).into(), json: json.as_slice().into(), number }));
+                    self.next += 1;
+                }
             }
             bytes.push(b']');
         }
@@ -111,7 +120,7 @@ impl SentMessages {
 
 impl Sent {
     fn bytes(&self) -> usize {
-        MESSAGE_BYTES + self.json.len()
+        MESSAGE_BYTES + self.scope.len() + self.json.len()
     }
 }
 
@@ -137,7 +146,9 @@ impl ReceivedMessages {
         }
         let message = |(number, new): (u64, Option<FromJson>)| match new {
             Some(FromJson(message)) => {
-                self.0.insert(number, message.clone());
+                if number != NOT_KEPT {
+                    self.0.insert(number, message.clone());
+                }
                 Some(message)
             }
             None => self.0.get(&number).cloned(),
@@ -162,8 +173,13 @@ mod tests {
     impl Pair {
         /// Sends `messages` and checks that they arrive. Returns the bytes sent.
         fn send(&mut self, messages: &serde_json::Value) -> usize {
+            self.send_in(Some("scope"), messages)
+        }
+
+        fn send_in(&mut self, kept_in: Option<&str>, messages: &serde_json::Value) -> usize {
             let arguments = Map::from_iter([("tools".to_owned(), json!([1, "é"]))]);
-            let rendering = Rendering { messages, add_generation_prompt: true, arguments: &arguments };
+            let rendering =
+                Rendering { messages, add_generation_prompt: true, arguments: &arguments, kept_in };
             let request = self.ours.request(&rendering).unwrap();
             let mut received: ReceivedRequest = serde_json::from_slice(&request.bytes).unwrap();
             let FromJson(expected) = serde_json::from_value(messages.clone()).unwrap();
@@ -223,8 +239,24 @@ mod tests {
         let mut pair = Pair::default();
         pair.send(&json!([{"role": "user", "content": "x"}]));
         let request = json!([{"content": "x", "role": "user"}]);
-        let rendering = Rendering { messages: &request, add_generation_prompt: true, arguments: &Map::new() };
+        let rendering = Rendering {
+            messages: &request,
+            add_generation_prompt: true,
+            arguments: &Map::new(),
+            kept_in: Some("scope"),
+        };
         assert_eq!(pair.ours.request(&rendering).unwrap().new.len(), 1);
+    }
+
+    #[test]
+    fn scopes_do_not_share_messages() {
+        let mut pair = Pair::default();
+        let messages = serde_json::Value::from((0..5).map(|at| message(at, 1000)).collect::<Vec<_>>());
+        for kept_in in [Some("one"), Some("other"), None, None] {
+            assert!(pair.send_in(kept_in, &messages) > 5_000, "{kept_in:?}");
+        }
+        assert_eq!((pair.theirs.0.len(), pair.ours.messages.len()), (10, 10), "without a scope none is kept");
+        assert!(pair.send_in(Some("one"), &messages) < 300);
     }
 
     #[test]
