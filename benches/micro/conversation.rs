@@ -10,7 +10,7 @@ use std::{env, fs, io};
 
 use serde_json::{Map, Value, json};
 use skein_node::clock;
-use skein_proto::block_hash;
+use skein_proto::{TokenId, block_hash};
 use skein_text::chat_template::ChatTemplate;
 use skein_text::model_text::{ChatPrompt, ModelText};
 use skein_text::render_process::{self, RenderProcesses, Rendering};
@@ -68,6 +68,10 @@ fn main() -> io::Result<()> {
                 costs.push(cost);
             }
         }
+        // In this process, and without anything kept.
+        let whole =
+            conversation.encode(&ModelText::load(&directory, &[]).map_err(io::Error::other)?, None)?;
+        assert!(conversation.encode(&text, *scope)? == whole, "{name}: other ids");
         costs.sort_by(|one, other| one.1.total_cmp(&other.1));
         let (wall, cpu) = costs[TURNS / 2];
         println!("{name:>6}: a turn takes {cpu:.2} ms of CPU, {wall:.2} ms (median of {TURNS})");
@@ -175,10 +179,10 @@ impl Conversation {
     }
 
     fn tokens(&self, text: &ModelText) -> io::Result<usize> {
-        self.encode(text, None)
+        self.encode(text, None).map(|ids| ids.len())
     }
 
-    fn encode(&self, text: &ModelText, kept_in: Option<&str>) -> io::Result<usize> {
+    fn encode(&self, text: &ModelText, kept_in: Option<&str>) -> io::Result<Vec<TokenId>> {
         let prompt = ChatPrompt {
             messages: &self.messages,
             add_generation_prompt: true,
@@ -186,7 +190,7 @@ impl Conversation {
             template_kwargs: &self.arguments,
             kept_in,
         };
-        text.encode_chat(&prompt, 1 << 20).map(|ids| ids.len()).map_err(io::Error::other)
+        text.encode_chat(&prompt, 1 << 20).map_err(io::Error::other)
     }
 }
 
