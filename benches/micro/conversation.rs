@@ -3,6 +3,7 @@
 //! `cargo run --release -p skein-text --example conversation`. Arguments: tokens shared, tokens new, a
 //! template's file, `whole` or `kept` for one of them only.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -113,6 +114,12 @@ fn parts(conversation: &Conversation, directory: &Path, processes: &RenderProces
     report("render", &|| template.render(&messages, true, &arguments).map_or(0, |text| text.len()));
     report("render in a child", &|| processes.render(&request).map_or(0, |text| text.len()));
     report("tokenize", &|| text.tokenizer.encode(&rendered, false).map_or(0, |ids| ids.len()));
+    let scopes = Cell::new(0);
+    report("tokenize, to keep", &|| {
+        scopes.set(scopes.get() + 1);
+        let scope = scopes.get().to_string();
+        text.tokenizer.encode_kept(&rendered, false, &scope).map_or(0, |ids| ids.len())
+    });
     report("tokenize, all kept", &|| {
         text.tokenizer.encode_kept(&rendered, false, "").map_or(0, |ids| ids.len())
     });
