@@ -25,7 +25,7 @@ use crate::request::{AdapterRef, Draft, Prompt, TokenRequest};
 use crate::swap::ModelSwaps;
 use crate::tenants::Charge;
 use crate::text::text_stream::{TextOptions, TextStream};
-use crate::text::work::TextWork;
+use crate::text::work::{INLINE_BYTES, INLINE_KEPT_BYTES, TextWork};
 use crate::validate::{Offer, check_model, validate};
 
 /// State of the APIs. Every layer and handler of a request clones it, so it is one pointer.
@@ -198,7 +198,7 @@ impl App {
         limits: ModelLimits,
     ) -> Result<(TokenRequest, TextOptions), Refusal> {
         let compiles = draft.constraint.is_some() || draft.tools.is_on();
-        let size = work_bytes(&draft.prompt) + if compiles { CONSTRAINT_BYTES } else { 0 };
+        let size = self.new_work_bytes(&draft) + if compiles { CONSTRAINT_BYTES } else { 0 };
         let app = self.clone();
         let adapters = self.adapters.known();
         let check = move || {
@@ -211,6 +211,19 @@ impl App {
             )
         };
         self.text_work(size, check).await
+    }
+
+    /// Cost of a draft's prompt, as bytes of text to tokenise. A text whose ids are kept but for a little is
+    /// short.
+    fn new_work_bytes(&self, draft: &Draft) -> usize {
+        match &draft.prompt {
+            Prompt::Text(prompt) if (INLINE_BYTES..INLINE_KEPT_BYTES).contains(&prompt.len()) => {
+                let cache_salt = draft.tenant.cache_salt(&draft.cache_salt);
+                let is_known = self.text.tokenizer.is_known_but(INLINE_BYTES, prompt, &cache_salt);
+                if is_known { INLINE_BYTES } else { prompt.len() }
+            }
+            prompt => work_bytes(prompt),
+        }
     }
 
     /// Runs text work; see [`TextWork::run`].

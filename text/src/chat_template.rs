@@ -143,12 +143,22 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         arguments: &Map<String, serde_json::Value>,
     ) -> Result<String, TextRefused> {
+        self.render_values(to_value(messages), add_generation_prompt, arguments)
+    }
+
+    /// The same of `messages` that are values already.
+    pub(super) fn render_values(
+        &self,
+        messages: Value,
+        add_generation_prompt: bool,
+        arguments: &Map<String, serde_json::Value>,
+    ) -> Result<String, TextRefused> {
         self.for_arguments(arguments).render_one(messages, add_generation_prompt, arguments)
     }
 
     fn render_one(
         &self,
-        messages: &serde_json::Value,
+        messages: Value,
         add_generation_prompt: bool,
         arguments: &Map<String, serde_json::Value>,
     ) -> Result<String, TextRefused> {
@@ -158,7 +168,7 @@ impl ChatTemplate {
             .chain(none.map(|name| (name.to_owned(), Value::from(()))))
             .chain(self.own.iter().map(|(key, value)| (key.clone(), Value::from(value.as_str()))))
             .chain([
-                ("messages".to_owned(), to_value(messages)),
+                ("messages".to_owned(), messages),
                 ("add_generation_prompt".to_owned(), Value::from(add_generation_prompt)),
             ]);
         let mut out = Bounded(Vec::new());

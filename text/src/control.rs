@@ -72,6 +72,11 @@ impl ControlTokens {
         found
     }
 
+    /// Whether a control token starts at `at` of `bytes`.
+    pub(super) fn starts_at(&self, bytes: &[u8], at: usize) -> bool {
+        self.begins[usize::from(bytes[at])] && self.longest(&bytes[at..]).is_some()
+    }
+
     /// Every position in `text` where a control token starts, overlaps included.
     fn starts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
         // Searching bytes is enough: no token starts inside a character.

@@ -79,6 +79,7 @@ fn the_chat_template_is_the_files() {
         add_generation_prompt: true,
         continue_final_message: false,
         template_kwargs: &kwargs,
+        kept_in: None,
     };
     let ids = |model: &ModelText| model.encode_chat(&prompt, 1000).unwrap();
     assert_eq!(ids(&ours), ids(&theirs));

@@ -39,7 +39,7 @@ fn is_known_normalizer(normalizer: &Value) -> bool {
 }
 
 /// None, or one that adds a few tokens around a text.
-fn is_known_post_processor(processor: &Value) -> bool {
+pub(super) fn is_known_post_processor(processor: &Value) -> bool {
     let list = |name: &str| processor[name].as_array().filter(|list| list.len() <= MAX_PIECES);
     match processor["type"].as_str() {
         None => processor.is_null(),

@@ -19,6 +19,8 @@ const KNOWN: [&str; 2] = ["user", "assistant"];
 
 /// Bytes below which a text is found in a prompt by chance.
 const SHORT: usize = 32;
+/// Places where a text begins that are tried before it is searched as a whole.
+const TRIES: usize = 4;
 
 /// Renders messages with the model's template and the request's variables.
 pub type Render<'a> = dyn Fn(&Value) -> Result<String, TextRefused> + 'a;
@@ -113,10 +115,25 @@ fn is_suspect(messages: &[Value], rendered: &str) -> bool {
     let with_text = messages.iter().enumerate().filter(|(_, message)| has_text(message));
     with_text.into_iter().any(|(at, message)| {
         let text = first_text(message);
-        let found = rest.find(text).map(|at| &rest[at + text.len()..]);
+        let found = find(rest, text).map(|at| &rest[at + text.len()..]);
         rest = found.unwrap_or(rest);
         found.is_none() || is_doubtful(at, message)
     })
+}
+
+/// Where `text` first stands in `rest`. Most often it stands where its beginning first does, and a search for
+/// that needs no table of the whole text.
+fn find(rest: &str, text: &str) -> Option<usize> {
+    let beginning = &text[..text.floor_char_boundary(SHORT)];
+    let mut from = 0;
+    for _ in 0..TRIES {
+        let at = from + rest[from..].find(beginning)?;
+        if rest[at..].starts_with(text) {
+            return Some(at);
+        }
+        from = at + beginning.chars().next().map_or(1, char::len_utf8);
+    }
+    rest[from..].find(text).map(|at| from + at)
 }
 
 /// Whether a message's text may be found although the template drops the message: its role is rare, or it is
@@ -239,6 +256,21 @@ mod tests {
         };
         let refused = render_all(&messages.into(), false, &render).unwrap_err().to_string();
         assert!(refused.contains("messages[100000]"), "{refused}");
+    }
+
+    #[test]
+    fn a_text_is_found_where_it_first_stands() {
+        let start = "é".repeat(20);
+        for (places, with_end) in [(0, true), (1, true), (3, true), (7, true), (9, false)] {
+            let text = format!("{start}!");
+            let rest =
+                format!("x{}{}", format!("{start}?").repeat(places), if with_end { &*text } else { "" });
+            assert_eq!(find(&rest, &text), rest.find(&text), "{places}");
+            assert_eq!(find(&rest, "é"), Some(1));
+        }
+        let repeated = "ab".repeat(100);
+        assert_eq!(find(&format!("{repeated}c"), &format!("{}c", "ab".repeat(50))), Some(100));
+        assert_eq!((find("", "a"), find("a", ""), find("", "")), (None, Some(0), Some(0)));
     }
 
     #[test]

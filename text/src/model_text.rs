@@ -209,6 +209,18 @@ impl ModelText {
         self.tokenizer.encode(text, add_special_tokens)
     }
 
+    /// The same, with ids kept in `scope`; see [`kept_ids`](super::kept_ids).
+    pub fn encode_text_kept(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        most_tokens: u32,
+        scope: &str,
+    ) -> Result<Vec<TokenId>, TextRefused> {
+        refuse_far_too_long(&self.tokenizer, text, most_tokens, "prompt")?;
+        self.tokenizer.encode_kept(text, add_special_tokens, scope)
+    }
+
     /// Token ids of a conversation, with the same limit. Control tokens spelled in a message remain text.
     pub fn encode_chat(
         &self,
@@ -261,7 +273,7 @@ impl ModelText {
             self.formats.opening(&text)
         };
         refuse_far_too_long(&self.tokenizer, &text, most_tokens, "messages")?;
-        Ok((self.tokenizer.encode_shielded(&text, mark)?, opening))
+        Ok((self.tokenizer.encode_shielded(&text, mark, prompt.kept_in)?, opening))
     }
 
     fn render(
@@ -273,7 +285,10 @@ impl ModelText {
     ) -> Result<String, TextRefused> {
         let add_generation_prompt = prompt.add_generation_prompt && !prompt.continue_final_message;
         match &self.render_processes {
-            Some(processes) => processes.render(&Rendering { messages, add_generation_prompt, arguments }),
+            Some(processes) => {
+                let kept_in = prompt.kept_in;
+                processes.render(&Rendering { messages, add_generation_prompt, arguments, kept_in })
+            }
             None => template.render(messages, add_generation_prompt, arguments),
         }
     }
@@ -295,6 +310,15 @@ pub struct ChatPrompt<'a> {
     pub continue_final_message: bool,
     /// Extra variables for the template; they cannot override its own.
     pub template_kwargs: &'a Map<String, Value>,
+    /// Scope in which ids are kept; `None` = they are not. See [`kept_ids`](super::kept_ids).
+    pub kept_in: Option<&'a str>,
+}
+
+impl<'a> ChatPrompt<'a> {
+    /// The same, with ids kept in `scope`.
+    pub fn kept_in(self, scope: &'a str) -> Self {
+        Self { kept_in: Some(scope), ..self }
+    }
 }
 
 #[cfg(test)]
@@ -313,6 +337,7 @@ mod tests {
             add_generation_prompt: !continued,
             continue_final_message: continued,
             template_kwargs: &Map::new(),
+            kept_in: None,
         };
         text.tokenizer.decode(&text.encode_chat(&prompt, 1024)?, false)
     }
@@ -351,6 +376,7 @@ mod tests {
             add_generation_prompt: true,
             continue_final_message: false,
             template_kwargs: &Map::new(),
+            kept_in: None,
         };
         let tokens = text.encode_chat(&prompt, 1024).unwrap();
         let shown = text.tokenizer.decode(&tokens, false).unwrap();
@@ -455,6 +481,7 @@ mod tests {
             add_generation_prompt: true,
             continue_final_message: false,
             template_kwargs: &Map::new(),
+            kept_in: None,
         };
         let ids = text.encode_chat(&prompt, 1024).unwrap();
         let control: Vec<TokenId> = ids.iter().copied().filter(|id| *id <= 6).collect();

@@ -13,13 +13,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use skein_node::clock::{self, Timestamp};
 
 use super::chat_template::ChatTemplate;
 use super::deep_stack::on_deep_stack;
 use super::files::chat_template_of;
+pub use super::rendering::Rendering;
+use super::sent_messages::{ReceivedMessages, ReceivedRequest, Request, SentMessages};
 use super::sources::TextSources;
 use crate::refused::TextRefused;
 
@@ -37,27 +37,10 @@ const HEAD_BYTES: usize = 5;
 const TEXT: u8 = 0;
 const REFUSED: u8 = 1;
 const FAILED: u8 = 2;
+/// Refused before the process had the messages: it is not used again.
+const MALFORMED: u8 = 4;
 /// The first frame of a process: its template is loaded. What ends it before is not the conversation.
 const LOADED: u8 = 3;
-
-/// Request to a rendering process.
-#[derive(Debug, Serialize)]
-pub struct Rendering<'a> {
-    /// Messages of the conversation, in the template's form.
-    pub messages: &'a Value,
-    /// Whether to open the assistant's turn.
-    pub add_generation_prompt: bool,
-    /// Extra template variables of the request.
-    pub arguments: &'a Map<String, Value>,
-}
-
-/// Owned form of [`Rendering`], as the child process parses it.
-#[derive(Debug, Deserialize)]
-struct RenderRequest {
-    messages: Value,
-    add_generation_prompt: bool,
-    arguments: Map<String, Value>,
-}
 
 /// How to start a rendering process.
 type StartRenderer = dyn Fn() -> io::Result<Command> + Send + Sync;
@@ -97,18 +80,17 @@ impl RenderProcesses {
     /// # Errors
     /// The template's refusal, or that it exhausts memory, stack or time.
     pub fn render(&self, request: &Rendering<'_>) -> Result<String, TextRefused> {
-        let request = serde_json::to_vec(request).map_err(|_| TextRefused::Internal)?;
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let used = idle.map(|process| self.render_with(process, &request));
+        let used = idle.map(|process| self.render_with(process, request));
         let answer = match used {
             Some(Ok(answer)) => Ok(answer),
             Some(Err(Broken::Late)) => Err(Broken::Late),
             // An idle process may have been killed, so try a new one.
-            Some(Err(Broken::Ended(_))) | None => self.render_with(self.start()?, &request),
+            Some(Err(Broken::Ended(_))) | None => self.render_with(self.start()?, request),
         };
         match answer {
             Ok((TEXT, text)) => String::from_utf8(text).map_err(|_| TextRefused::Internal),
-            Ok((REFUSED, message)) => {
+            Ok((REFUSED | MALFORMED, message)) => {
                 Err(TextRefused::invalid("messages", String::from_utf8_lossy(&message).into_owned()))
             }
             Ok(_) => Err(TextRefused::Internal),
@@ -140,10 +122,15 @@ impl RenderProcesses {
     }
 
     /// Sends a request to `process`, which is kept for reuse if it answers.
-    fn render_with(&self, mut process: RenderProcess, request: &[u8]) -> Result<(u8, Vec<u8>), Broken> {
-        let answer =
-            process.exchange(request, clock::now() + self.timeout).map_err(|error| process.broken(&error))?;
-        if request.len() < KEEP_BELOW_BYTES {
+    fn render_with(
+        &self,
+        mut process: RenderProcess,
+        request: &Rendering<'_>,
+    ) -> Result<(u8, Vec<u8>), Broken> {
+        let sent = process.exchange_messages(request, clock::now() + self.timeout);
+        let (answer, sent) = sent.map_err(|error| process.broken(&error))?;
+        if sent.whole_bytes < KEEP_BELOW_BYTES && matches!(answer.0, TEXT | REFUSED) {
+            process.messages.answered(sent);
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             if idle.len() < self.most_idle {
                 idle.push(process);
@@ -194,6 +181,7 @@ struct RenderProcess {
     socket: UnixStream,
     /// Whether it has loaded its template.
     loaded: bool,
+    messages: SentMessages,
 }
 
 impl RenderProcess {
@@ -202,7 +190,17 @@ impl RenderProcess {
         let theirs = OwnedFd::from(theirs);
         command.stdin(Stdio::from(theirs.try_clone()?)).stdout(Stdio::from(theirs)).stderr(Stdio::null());
         let child = command.spawn()?;
-        Ok(Self { child, socket: ours, loaded: false })
+        Ok(Self { child, socket: ours, loaded: false, messages: SentMessages::default() })
+    }
+
+    /// Sends what is new of a conversation; returns the answer and what was sent.
+    fn exchange_messages(
+        &mut self,
+        request: &Rendering<'_>,
+        until: Timestamp,
+    ) -> io::Result<((u8, Vec<u8>), Request)> {
+        let request = self.messages.request(request)?;
+        Ok((self.exchange(&request.bytes, until)?, request))
     }
 
     fn exchange(&mut self, request: &[u8], until: Timestamp) -> io::Result<(u8, Vec<u8>)> {
@@ -294,7 +292,7 @@ pub fn serve(directory: &Path, sources: &TextSources) -> io::Result<()> {
 
 fn serve_on(template: &ChatTemplate, input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
     write_frame(output, LOADED, "")?;
-    let mut length = [0; 4];
+    let (mut length, mut messages) = ([0; 4], ReceivedMessages::default());
     loop {
         match input.read_exact(&mut length) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
@@ -302,7 +300,7 @@ fn serve_on(template: &ChatTemplate, input: &mut impl Read, output: &mut impl Wr
         }
         let mut request = vec![0; u32::from_le_bytes(length) as usize];
         input.read_exact(&mut request)?;
-        let (kind, content) = answer(template, &request);
+        let (kind, content) = answer(template, &request, &mut messages);
         write_frame(output, kind, &content)?;
     }
 }
@@ -315,12 +313,13 @@ fn write_frame(output: &mut impl Write, kind: u8, content: &str) -> io::Result<(
     output.flush()
 }
 
-fn answer(template: &ChatTemplate, request: &[u8]) -> (u8, String) {
+fn answer(template: &ChatTemplate, request: &[u8], messages: &mut ReceivedMessages) -> (u8, String) {
     // The parent sends valid JSON; serde_json refuses only excessive nesting.
-    let Ok(request) = serde_json::from_slice::<RenderRequest>(request) else {
-        return (REFUSED, "messages are nested too deeply.".to_owned());
+    let Ok(mut request) = serde_json::from_slice::<ReceivedRequest>(request) else {
+        return (MALFORMED, "messages are nested too deeply.".to_owned());
     };
-    match template.render_here(&request.messages, request.add_generation_prompt, &request.arguments) {
+    let Some(conversation) = messages.conversation(&mut request) else { return (FAILED, String::new()) };
+    match template.render_values(conversation, request.add_generation_prompt, &request.arguments) {
         Ok(text) => (TEXT, text),
         Err(TextRefused::Internal) => (FAILED, String::new()),
         Err(refusal) => (REFUSED, refusal.to_string()),
@@ -329,7 +328,7 @@ fn answer(template: &ChatTemplate, request: &[u8]) -> (u8, String) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Map, Value, json};
 
     use super::*;
 
@@ -355,6 +354,7 @@ mod tests {
             messages: &messages,
             add_generation_prompt: true,
             arguments: &arguments,
+            kept_in: Some(""),
         })
     }
 
@@ -391,6 +391,48 @@ mod tests {
         }
     }
 
+    /// Each golden conversation under each template, message by message, in a process that has most of it.
+    #[test]
+    fn a_conversation_that_grows_is_rendered_as_the_whole() {
+        let goldens = include_str!("../../tests/golden/chat_templates.json");
+        let goldens: Value = serde_json::from_str(goldens).unwrap();
+        let mut compared = 0;
+        for golden in goldens["templates"].as_array().unwrap() {
+            let own = ["bos_token", "eos_token"]
+                .map(|name| (name.to_owned(), golden[name].as_str().unwrap().to_owned()));
+            let template =
+                ChatTemplate::compile(golden["template"].as_str().unwrap(), own.to_vec(), || Duration::ZERO)
+                    .unwrap();
+            let (mut ours, mut theirs) = (SentMessages::default(), ReceivedMessages::default());
+            for conversation in goldens["conversations"].as_object().unwrap().values() {
+                let mut arguments = conversation.as_object().unwrap().clone();
+                let messages = arguments.remove("messages").unwrap();
+                let add_generation_prompt =
+                    arguments.remove("add_generation_prompt").is_some_and(|add| add == true);
+                for count in 1..=messages.as_array().unwrap().len() {
+                    let messages = Value::from(messages.as_array().unwrap()[..count].to_vec());
+                    let rendering = Rendering {
+                        messages: &messages,
+                        add_generation_prompt,
+                        arguments: &arguments,
+                        kept_in: Some(""),
+                    };
+                    let request = ours.request(&rendering).unwrap();
+                    let (kind, text) = answer(&template, &request.bytes, &mut theirs);
+                    ours.answered(request);
+                    match template.render(&messages, add_generation_prompt, &arguments) {
+                        Ok(whole) => {
+                            assert_eq!((kind, text), (TEXT, whole), "{}: {messages}", golden["name"])
+                        }
+                        Err(refusal) => assert_eq!((kind, text), (REFUSED, refusal.to_string())),
+                    }
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 100, "{compared}");
+    }
+
     #[test]
     fn both_sides_speak_the_same_language() {
         let source = "{{ raise_exception('no') if messages|length > 1 }}{{ messages[0].content }}{{ mood }}";
@@ -398,8 +440,9 @@ mod tests {
         let ask = |messages: Value| {
             let arguments = json!({"mood": " é"});
             let arguments = arguments.as_object().unwrap();
-            let request = Rendering { messages: &messages, add_generation_prompt: true, arguments };
-            let request = serde_json::to_vec(&request).unwrap();
+            let request =
+                Rendering { messages: &messages, add_generation_prompt: true, arguments, kept_in: Some("") };
+            let request = SentMessages::default().request(&request).unwrap().bytes;
             let (mut input, mut output) =
                 (u32::try_from(request.len()).unwrap().to_le_bytes().to_vec(), Vec::new());
             input.extend(request);
@@ -417,6 +460,6 @@ mod tests {
         for _ in 0..200 {
             deep = json!([deep]);
         }
-        assert_eq!(ask(json!([{"content": deep}])).0, REFUSED);
+        assert_eq!(ask(json!([{"content": deep}])).0, MALFORMED);
     }
 }

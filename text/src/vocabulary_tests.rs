@@ -37,6 +37,14 @@ fn load(files: &Value) -> Result<ModelText, String> {
     ModelText::load(directory.path(), &[]).map_err(|error| error.to_string())
 }
 
+/// The tokenizers of the golden directories, by name.
+pub fn golden_tokenizers() -> Vec<(String, Tokenizer)> {
+    let mut goldens = goldens();
+    let cases = goldens["cases"].as_array_mut().unwrap().iter();
+    let load = |case: &Value| Some((case["name"].to_string(), load(&case["files"]).ok()?.tokenizer));
+    cases.filter_map(load).collect()
+}
+
 /// Texts whose ids differ, with both.
 fn differences<'a>(
     tokenizer: &Tokenizer,

@@ -221,6 +221,7 @@ fn first_chat(text: &ModelText) -> Result<usize, String> {
         add_generation_prompt: true,
         continue_final_message: false,
         template_kwargs: &none,
+        kept_in: None,
     };
     text.encode_chat(&prompt, u32::MAX).map(|tokens| tokens.len()).map_err(|refused| refused.to_string())
 }

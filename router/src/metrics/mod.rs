@@ -2,6 +2,7 @@
 //! and the cluster; the state of the workers is read at each scrape. No label holds anything that a client
 //! sent.
 
+mod kept_text;
 mod metered;
 mod outcome;
 mod parser;
@@ -14,6 +15,7 @@ use skein_node::metrics::{
     EngineSums, Format, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, buckets,
 };
 use skein_node::trace::GenAi;
+use skein_text::kept_ids::KeptCounts;
 
 pub use metered::Metered;
 pub use outcome::Outcome;
@@ -26,6 +28,7 @@ use crate::config::RouterConfig;
 use crate::generator::FleetView;
 use crate::links::picks::Picked;
 use crate::refusal::Refusal;
+use kept_text::KeptText;
 use recent::Recent;
 use workers::WorkerGauges;
 
@@ -44,6 +47,7 @@ pub struct Metrics {
     moves: IntCounter,
     success: IntCounterVec,
     tokens: TokenCounts,
+    kept_text: KeptText,
     params: Params,
     rejections: IntCounterVec,
     parsed: IntCounterVec,
@@ -304,6 +308,7 @@ impl Metrics {
                 &FINISHED,
             ),
             tokens: TokenCounts::new(&r),
+            kept_text: KeptText::new(&r),
             params: Params::new(&r),
             rejections: r.counters(
                 "vllm:admission_rejections_total",
@@ -392,8 +397,9 @@ impl Metrics {
         self.swaps.with_label_values(&[outcome.label()]).inc();
     }
 
-    /// All of it as of now, in `format`.
-    pub fn encode(&self, format: Format, fleet: &dyn FleetView) -> String {
+    /// All of it as of now, in `format`. `kept` is what the text has counted.
+    pub fn encode(&self, format: Format, fleet: &dyn FleetView, kept: KeptCounts) -> String {
+        self.kept_text.update(kept);
         let running = fleet.running();
         self.in_flight.set(running.requests.into());
         self.in_flight_tokens.set(running.tokens.try_into().unwrap_or(i64::MAX));

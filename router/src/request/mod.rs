@@ -114,6 +114,7 @@ impl Prompt {
                     add_generation_prompt: *add_generation_prompt,
                     continue_final_message: *continue_final_message,
                     template_kwargs,
+                    kept_in: None,
                 })
             }
             Self::Text(_) | Self::Tokens(_) => None,

@@ -11,7 +11,10 @@ use tokio::sync::Semaphore;
 use crate::refusal::Refusal;
 
 /// Work on up to this many bytes is done inline: about a millisecond of tokenising.
-const INLINE_BYTES: usize = 4096;
+pub const INLINE_BYTES: usize = 4096;
+/// Longest text of which at most [`INLINE_BYTES`] need to be new for it to be done inline. To look up what is
+/// kept of it takes a tenth of a millisecond.
+pub const INLINE_KEPT_BYTES: usize = 256 * 1024;
 /// Bytes of text in progress at once over all requests; more waits. A longer text is processed alone.
 const BYTES_AT_ONCE: usize = 4 * 1024 * 1024;
 /// Work on at least this many bytes frees enough memory to return some to the system.

@@ -72,7 +72,8 @@ pub fn validate(
         check_fields(&mut draft, text, model, limits, now)?;
     sampling.bad_words = words::bad_words(&draft.sampling.bad_words, &text.tokenizer, model.vocab_size)?;
 
-    let tokens = prompt_tokens(&draft, text, model);
+    let cache_salt = draft.tenant.cache_salt(&draft.cache_salt);
+    let tokens = prompt_tokens(&draft, text, model, &cache_salt);
     let (prompt, opening) = tokens.map_err(|refusal| refusal.beyond(model.max_model_len))?;
     let split = opening.and_then(|opening| answer_form::split(&draft, opening, text));
     let room = room(&draft, prompt.len(), model)?;
@@ -91,7 +92,7 @@ pub fn validate(
         prompt: prompt.into(),
         sampling: Arc::new(sampling),
         n,
-        cache_salt: draft.tenant.cache_salt(&draft.cache_salt),
+        cache_salt,
         tenant: draft.tenant,
         part: draft.part.map_or(0, |part| u32::try_from(part).unwrap_or(u32::MAX)),
         call,
@@ -221,18 +222,22 @@ pub fn check_model(
 }
 
 /// Converts any kind of prompt to token ids: at least one, all within the vocabulary. A chat also returns the
-/// state in which it leaves the model.
+/// state in which it leaves the model. Ids are kept for requests of the same `cache_salt`, which share a
+/// worker's cache as well.
 fn prompt_tokens(
     draft: &Draft,
     text: &ModelText,
     model: &ModelLimits,
+    cache_salt: &str,
 ) -> Result<(Vec<TokenId>, Option<Opening>), Refusal> {
     let prompt = &draft.prompt;
     // A prompt to be truncated may be longer than the context.
     let most = if draft.truncation.is_some() { most_to_tokenize(model) } else { model.max_model_len };
     let mut opening = None;
     let tokens = match prompt {
-        Prompt::Text(prompt) => text.encode_text(prompt, draft.add_special_tokens.unwrap_or(true), most)?,
+        Prompt::Text(prompt) => {
+            text.encode_text_kept(prompt, draft.add_special_tokens.unwrap_or(true), most, cache_salt)?
+        }
         Prompt::Tokens(tokens) => {
             // Refuse early: a million ids that do not fit need no check one by one.
             if draft.truncation.is_none() {
@@ -244,7 +249,7 @@ fn prompt_tokens(
         }
         Prompt::Chat { .. } => match prompt.as_chat() {
             Some(chat) => {
-                let (tokens, opened) = text.open_chat(&chat, most)?;
+                let (tokens, opened) = text.open_chat(&chat.kept_in(cache_salt), most)?;
                 opening = Some(opened);
                 tokens
             }

@@ -1,6 +1,7 @@
 //! Each rule, its message, and the defaults for absent values.
 
 use super::*;
+use crate::request::Truncation;
 use crate::testing;
 use serde_json::json;
 use skein_proto::adapter::AdapterId;
@@ -260,4 +261,35 @@ fn a_name_is_the_models_or_an_adapters_or_refused() {
     assert_eq!(&**request.shown_model(), "sql");
     let refused = named(Some("sqlx")).unwrap_err().to_string();
     assert_eq!(refused, "The model `sqlx` does not exist; this server has `test`, `sql`.");
+}
+
+#[test]
+fn texts_are_known_to_requests_of_the_same_salt_and_tenant_only() {
+    let text = testing::model_text();
+    let model = ModelLimits { max_model_len: 10_000, ..MODEL };
+    let prompt = "a word ".repeat(500);
+    let tokens = prompt.len() + 1;
+    let known = |own_salt: &str, tenant: Tenant, truncation| {
+        let draft = Draft {
+            prompt: Prompt::Text(prompt.clone()),
+            cache_salt: own_salt.to_owned(),
+            tenant,
+            truncation,
+            ..Draft::default()
+        };
+        let before = text.tokenizer.kept_counts().known;
+        let offer = Offer { model: &model, adapters: &KnownAdapters::default() };
+        let limits = RequestLimits::default();
+        let (request, _) = validate(draft, &text, offer, &limits, Timestamp::ZERO).unwrap();
+        (text.tokenizer.kept_counts().known > before, request.prompt.len())
+    };
+    let (key, nobody) = (Tenant::of_key("one"), Tenant::default());
+    assert_eq!(known("", nobody.clone(), None), (false, tokens));
+    assert_eq!(known("", nobody.clone(), None), (true, tokens));
+    assert_eq!(known("x", nobody.clone(), None), (false, tokens));
+    assert_eq!(known("", key.clone(), None), (false, tokens));
+    assert_eq!(known("", key.clone(), None), (true, tokens));
+    assert!(!known("", Tenant::of_key("other"), None).0);
+    let truncation = Some(Truncation { tokens: 100, keep_first: false });
+    assert_eq!(known("x", key, truncation).1, 100);
 }

@@ -47,7 +47,8 @@ fn most_tokens(truncation: Truncation, draft: &Draft, model: &ModelLimits) -> us
 /// How many tokens the tokenizer put before the text's own.
 fn front_len(tokens: &[TokenId], draft: &Draft, text: &ModelText) -> Result<usize, Refusal> {
     let Prompt::Text(prompt) = &draft.prompt else { return Ok(0) };
-    let own = text.encode_text(prompt, false, u32::MAX)?;
+    let cache_salt = draft.tenant.cache_salt(&draft.cache_salt);
+    let own = text.encode_text_kept(prompt, false, u32::MAX, &cache_salt)?;
     Ok(tokens.strip_suffix(&*own).map_or(0, <[TokenId]>::len))
 }
 

@@ -112,9 +112,11 @@ async fn counted(app: App, id: &str, tenant: &Tenant, request: Request) -> Resul
     let most = most_to_tokenize(&app.fleet.model_limits()?);
     let text = app.text.clone();
     let bytes = work_bytes(&draft.prompt);
+    // Clients count a conversation before they send it.
+    let cache_salt = tenant.cache_salt(&draft.cache_salt);
     let count = move || {
         let chat = draft.prompt.as_chat().ok_or(Refusal::Internal)?;
-        Ok(text.encode_chat(&chat, most)?.len())
+        Ok(text.encode_chat(&chat.kept_in(&cache_salt), most)?.len())
     };
     let tokens = app.text_work(bytes, count).await?;
     Ok(json!({"input_tokens": tokens}))

@@ -14,7 +14,7 @@ use crate::app::App;
 /// data.
 pub async fn scrape(State(app): State<App>, headers: HeaderMap) -> impl IntoResponse {
     let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
-    let text = app.metrics.encode(format, &*app.fleet);
+    let text = app.metrics.encode(format, &*app.fleet, app.text.tokenizer.kept_counts());
     ([(CONTENT_TYPE, format.content_type())], text)
 }
 
