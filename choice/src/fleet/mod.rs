@@ -187,7 +187,7 @@ impl Fleet {
             Event::SnapshotPart(at, runs) => self.snapshot_part(at, &runs),
             Event::Lost(id) => self.link_lost(id),
             Event::FirstToken(placement) => {
-                self.with(placement.at.worker, |worker| worker.ledger.prefilled(placement.sequence));
+                self.with(placement.at.worker, |worker| worker.ledger.prefilled(now, placement.sequence));
                 self.dispatched(now, placement.at, Outcome::Success)
             }
             Event::Dispatched(at, outcome) => self.dispatched(now, at, outcome),
@@ -256,7 +256,7 @@ impl Fleet {
         let uncached_tokens = prompt_tokens.saturating_sub(pick.hit_tokens);
         let blocks = (uncached_tokens + expected_output_tokens).div_ceil(info.block_size);
         let cost = Cost { uncached_tokens: u64::from(uncached_tokens), blocks, sequences };
-        let sequence = worker.ledger.place(cost);
+        let sequence = worker.ledger.place(now, cost);
         worker.breaker.dispatched(now);
         if let (true, Some(chain)) = (job.cacheable, job.chain(info.block_size)) {
             // A prompt that is cached whole still has a token to compute, but no block to come.
@@ -596,6 +596,8 @@ impl Fleet {
                 }
                 if placement.router == self.router_id {
                     self.index.withdraw(id, placement.sequence);
+                } else {
+                    self.with(id, |worker| worker.admitted_from_another(now, hashes.len()));
                 }
                 self.index.expect(id, Expectation::Admitted, &hashes, now);
             }

@@ -1,17 +1,13 @@
 //! State of each worker that a choice needs, in one array, because a choice reads all of it while the workers
 //! themselves are scattered in memory. Pure.
 
-use std::time::Duration;
-
 use skein_node::clock::Timestamp;
 use skein_proto::version::Version;
 
+use crate::backlog::Backlog;
 use crate::limits::ModelLimits;
 use crate::policy::WorkerView;
 use crate::worker_id::WorkerId;
-
-/// How long after a report its queue is assumed to shrink.
-const QUEUE_SHRINKS_FOR: Duration = Duration::from_secs(1);
 
 /// State of a worker for a choice. A time-dependent state is stored as the time of its change.
 #[derive(Debug, Clone, Copy)]
@@ -35,12 +31,8 @@ pub(super) struct Standing {
     pub open_at: Timestamp,
     /// It counts as full until this time: it refused a request, and no seat has become free since.
     pub full_until: Timestamp,
-    /// Time of its last load report.
-    pub reported_at: Timestamp,
-    /// Prompt tokens queued in that report, and how many of them are known to this router to have been
-    /// processed since.
-    pub reported_tokens: u64,
-    pub prefilled_tokens: u64,
+    /// Prompt tokens that it has still to compute.
+    pub backlog: Backlog,
 }
 
 impl Standing {
@@ -68,14 +60,7 @@ impl Standing {
         let mut view = self.view;
         // The last prompt token is always computed, because its logits give the first output token.
         view.hit_tokens = (blocks * view.block_size).min(prompt_tokens.saturating_sub(1));
-        if self.reported_tokens <= self.prefilled_tokens {
-            return view;
-        }
-        let time = now.since(self.reported_at).min(QUEUE_SHRINKS_FOR).as_secs_f64();
-        let processed = (time * f64::from(view.load.prefill_tokens_per_second)) as u64;
-        // The load already excludes what is known to have been processed.
-        let unseen = processed.min(self.reported_tokens).saturating_sub(self.prefilled_tokens);
-        view.load.queued_uncached_tokens = view.load.queued_uncached_tokens.saturating_sub(unseen);
+        view.load.queued_uncached_tokens = self.backlog.left(now);
         view
     }
 }

@@ -240,6 +240,25 @@ fn a_broken_stream_keeps_requests_away_until_the_next_report() {
     assert!(scene.is_ready(1400, 0));
 }
 
+/// Eight routers all sent what arrived together to the same idle worker: its next report was 50 ms away.
+#[test]
+fn what_a_worker_admits_from_another_router_counts_at_once() {
+    let mut scene = Scene::new(2);
+    for worker in 0..2 {
+        scene.watch(0, worker, 1, load(1, rated(0, 0)));
+    }
+    scene.watch(0, 0, 1, (1, admitted(ROUTER + 1, 1, vec![1; 20], None)));
+    let queued = |scene: &Scene| {
+        scene.fleet.status(at(0)).iter().map(|it| it.load.queued_uncached_tokens).collect::<Vec<_>>()
+    };
+    assert_eq!(queued(&scene), [80, 0]);
+    for ms in 0..20 {
+        assert_eq!(scene.choice(ms, &[1, 2, 3]).map(|pick| pick.worker), Some(scene.ids[1]));
+    }
+    scene.watch(200, 0, 1, load(2, rated(0, 1)));
+    assert_eq!(queued(&scene), [0, 0]);
+}
+
 #[test]
 fn an_open_breaker_keeps_requests_away_only_while_there_is_a_better_worker() {
     let mut scene = Scene::new(2);

@@ -42,6 +42,8 @@ pub struct PolicyBench {
     routers: u16,
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = noise, help = "By how much the rates that workers report differ from their actual one at most, as a fraction of it")]
     rate_noise: f32,
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = token_time, help = "Time until a router hears what a worker says")]
+    delay: Duration,
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = names(), help = "Policies [default: all, and the oracle]")]
     policies: Vec<String>,
     #[arg(long, value_name = "N", default_value_t = 100_000, help = "Most requests of the trace")]
@@ -110,7 +112,8 @@ pub fn run(flags: &PolicyBench) -> Result<(), Failure> {
         let speed = flags.speed * f64::from(workers) / SPEED_WORKERS;
         for (name, placer) in placers(&flags.policies) {
             let (workers, routers) = (usize::from(workers), usize::from(flags.routers));
-            let cluster = Cluster { workers, routers, machine, rate_noise: flags.rate_noise };
+            let delay = flags.delay.as_nanos() as u64;
+            let cluster = Cluster { workers, routers, machine, rate_noise: flags.rate_noise, delay };
             let figures = Figures::of(&replay(&trace, speed, cluster, placer), &trace, &cluster);
             print(&row(workers, name, &figures))?;
         }

@@ -1,7 +1,7 @@
 //! Replays a trace in simulated time: the router's real fleet places requests on simulated workers.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -39,6 +39,8 @@ pub struct Cluster {
     pub machine: Machine,
     /// By how much the rates that workers report differ from their actual one at most, as a fraction of it.
     pub rate_noise: f32,
+    /// Nanoseconds until a router hears what a worker says.
+    pub delay: u64,
 }
 
 /// Decides where requests run.
@@ -78,11 +80,29 @@ pub struct Replay {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    Prefilled { worker: usize },
-    Ended { request: usize },
-    Report { worker: usize },
+    Prefilled {
+        worker: usize,
+    },
+    Ended {
+        request: usize,
+    },
+    Report {
+        worker: usize,
+    },
+    /// The routers hear the oldest of the messages that are under way.
+    Heard,
     Tick,
-    Arrival { request: usize },
+    Arrival {
+        request: usize,
+    },
+}
+
+/// What a router hears.
+#[derive(Debug)]
+enum Message {
+    Watched { worker: usize, event: WatchEvent },
+    FirstToken(WorkerPlacement),
+    Ended(WorkerPlacement),
 }
 
 struct Simulation<'a> {
@@ -96,6 +116,8 @@ struct Simulation<'a> {
     /// Router of each running request, with its placement.
     placements: Vec<Option<(usize, WorkerPlacement)>>,
     happenings: BinaryHeap<Reverse<(u64, Happening)>>,
+    /// Messages under way, each to one router, oldest first.
+    messages: VecDeque<(usize, Message)>,
     rng: StdRng,
     left: usize,
     replay: Replay,
@@ -134,7 +156,7 @@ impl<'a> Simulation<'a> {
             let fleet = Fleet::new("m", router_id(number), LIMITS, index).with_policy(policy);
             Router { fleet, ids: Vec::new() }
         };
-        let Cluster { workers, routers, machine, rate_noise } = cluster;
+        let Cluster { workers, routers, machine, rate_noise, delay: _ } = cluster;
         let mut noise = StdRng::seed_from_u64(2);
         let mut worker = |_| {
             let measured = 1.0 + rate_noise * noise.random_range(-1.0..=1.0);
@@ -149,6 +171,7 @@ impl<'a> Simulation<'a> {
             workers: (0..workers).map(&mut worker).collect(),
             placements: vec![None; trace.len()],
             happenings: BinaryHeap::new(),
+            messages: VecDeque::new(),
             rng: StdRng::seed_from_u64(1),
             left: trace.len(),
             replay: Replay { served: vec![Served::default(); trace.len()], decisions: Vec::new() },
@@ -171,7 +194,11 @@ impl<'a> Simulation<'a> {
             router.ids.push(id);
             router.fleet.handle(Timestamp::ZERO, Event::Connected(id, info(&self.cluster.machine)));
         }
-        self.tell(0, worker, WatchBody::Snapshot(Snapshot::default()));
+        for router in 0..self.routers.len() {
+            let body = WatchBody::Snapshot(Snapshot::default());
+            let event = WatchEvent { epoch: EPOCH, sequence: self.logs[worker], body };
+            self.hear(0, router, Message::Watched { worker, event });
+        }
         // Staggered, so that not all report at once.
         let first = REPORT_EVERY * worker as u64 / self.workers.len().max(1) as u64;
         self.at(first, Happening::Report { worker });
@@ -187,7 +214,11 @@ impl<'a> Simulation<'a> {
             match happening {
                 Happening::Arrival { request } => self.arrive(now, request),
                 Happening::Prefilled { worker } => self.prefilled(now, worker),
-                Happening::Ended { request } => self.ended(request),
+                Happening::Ended { request } => self.ended(now, request),
+                Happening::Heard => {
+                    let (router, message) = self.messages.pop_front().expect("a message is under way");
+                    self.hear(now, router, message);
+                }
                 Happening::Report { worker } => {
                     let report = self.workers[worker].report(now);
                     for router in 0..self.routers.len() {
@@ -207,21 +238,38 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Appends an event to a worker's log, which all routers read immediately.
+    /// Appends an event to a worker's log, which all routers read.
     fn tell(&mut self, now: u64, worker: usize, body: WatchBody) {
-        let is_numbered = !matches!(body, WatchBody::Snapshot(_));
         for router in 0..self.routers.len() {
             self.tell_router(now, router, worker, body.clone());
         }
-        self.logs[worker] += u64::from(is_numbered);
+        self.logs[worker] += 1;
     }
 
     fn tell_router(&mut self, now: u64, router: usize, worker: usize, body: WatchBody) {
         let event = WatchEvent { epoch: EPOCH, sequence: self.logs[worker], body };
+        self.send(now, router, Message::Watched { worker, event });
+    }
+
+    fn send(&mut self, now: u64, router: usize, message: Message) {
+        if self.cluster.delay == 0 {
+            return self.hear(now, router, message);
+        }
+        self.messages.push_back((router, message));
+        self.at(now + self.cluster.delay, Happening::Heard);
+    }
+
+    fn hear(&mut self, now: u64, router: usize, message: Message) {
         let Router { fleet, ids } = &mut self.routers[router];
-        let actions = fleet.handle(time(now), Event::Watched(ids[worker], event));
-        let is_lost = actions.iter().any(|action| matches!(action, Action::Resubscribe(_)));
-        assert!(!is_lost, "the simulated worker {worker} keeps to the protocol: {actions:?}");
+        match message {
+            Message::Watched { worker, event } => {
+                let actions = fleet.handle(time(now), Event::Watched(ids[worker], event));
+                let is_lost = actions.iter().any(|action| matches!(action, Action::Resubscribe(_)));
+                assert!(!is_lost, "the simulated worker {worker} keeps to the protocol: {actions:?}");
+            }
+            Message::FirstToken(placement) => drop(fleet.handle(time(now), Event::FirstToken(placement))),
+            Message::Ended(placement) => drop(fleet.ended(placement)),
+        }
     }
 
     fn arrive(&mut self, now: u64, request: usize) {
@@ -284,18 +332,18 @@ impl<'a> Simulation<'a> {
         self.replay.served[request].cached_tokens = done.cached_tokens;
         self.replay.served[request].first_token = now;
         if let Some((router, placement)) = self.placements[request] {
-            self.routers[router].fleet.handle(time(now), Event::FirstToken(placement));
+            self.send(now, router, Message::FirstToken(placement));
         }
         self.tell(now, worker, WatchBody::Cache(done.change));
         let rest = u64::from(recorded.output_tokens - 1) * self.cluster.machine.token_ns;
         self.at(now + rest, Happening::Ended { request });
     }
 
-    fn ended(&mut self, request: usize) {
+    fn ended(&mut self, now: u64, request: usize) {
         self.left -= 1;
         self.workers[self.replay.served[request].worker].ended();
         if let Some((router, placement)) = self.placements[request].take() {
-            self.routers[router].fleet.ended(placement);
+            self.send(now, router, Message::Ended(placement));
         }
     }
 }
