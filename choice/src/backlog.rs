@@ -1,8 +1,9 @@
 //! Prompt tokens that a worker has still to compute, between two of its reports. Pure.
 //!
-//! A report counts them exactly, and is soon old: the worker computes on, and requests arrive from this router
-//! and from others. So the count is continued: what arrives is added when it arrives, and while there is any,
-//! it shrinks at the worker's measured rate. A first token says more: what its request waited for is computed.
+//! A report counts them exactly, and is soon old: the worker computes on, and requests arrive from this
+//! router and from others. So the count is continued: what arrives is added when it arrives, and while
+//! there is any, it shrinks at the worker's measured rate. A first token says more: what its request waited
+//! for is computed.
 
 use std::time::Duration;
 

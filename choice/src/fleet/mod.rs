@@ -207,6 +207,11 @@ impl Fleet {
         without: &[WorkerId],
         rng: &mut impl Rng,
     ) -> Option<Pick> {
+        let only = match self.new_requests {
+            NewRequests::Only(version) => Some(version),
+            NewRequests::Main | NewRequests::First => None,
+        };
+        self.standings.summarise(now, |main| only.unwrap_or(main));
         let version = job.version.or(self.current_version(now));
         let Self { index, standings, picker, scratch: Scratch { hits, views }, members, adapters, .. } = self;
         hits.resize_with(job.chains.len(), Hits::default);
@@ -376,8 +381,7 @@ impl Fleet {
     /// Limits that every ready worker accepts. While none is ready, the last known limits; `None` if no
     /// worker was ever ready.
     pub fn limits(&self, now: Timestamp) -> Option<ModelLimits> {
-        let limits = self.takers_of(now, Version::UNKNOWN).map(|standing| standing.limits);
-        limits.reduce(ModelLimits::and).or(self.known_limits)
+        self.standings.limits(now, self.current_version(now)).or(self.known_limits)
     }
 
     /// Whether any worker accepts new requests.

@@ -240,6 +240,27 @@ fn a_broken_stream_keeps_requests_away_until_the_next_report() {
     assert!(scene.is_ready(1400, 0));
 }
 
+/// A choice began two searches over all workers, the limits for each request another two.
+#[test]
+fn a_choice_searches_all_workers_once_and_events_and_limits_search_none() {
+    for workers in [10, 100, 1000] {
+        let mut scene = Scene::new(workers);
+        let step = |scene: &mut Scene, ms: u64| {
+            let worker = ms as usize * 7 % workers;
+            standing::VISITS.set(0);
+            drop(scene.watch(ms, worker, 1, load(1, rated(1, ms))));
+            let report = standing::VISITS.take();
+            assert!(scene.choice(ms, &[1, 2, 3]).is_some());
+            let choice = standing::VISITS.take();
+            assert!(scene.fleet.limits(at(ms)).is_some());
+            (report, choice, standing::VISITS.take())
+        };
+        step(&mut scene, 1);
+        let all: Vec<_> = (2..100).map(|ms| step(&mut scene, ms)).collect();
+        assert_eq!(all, vec![(0, workers, 0); 98]);
+    }
+}
+
 /// Eight routers all sent what arrived together to the same idle worker: its next report was 50 ms away.
 #[test]
 fn what_a_worker_admits_from_another_router_counts_at_once() {

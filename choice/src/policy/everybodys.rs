@@ -6,9 +6,9 @@ use super::{Demand, WorkerView};
 /// what the prompt computes anyway. It is paid once.
 const SPREAD_COST: f64 = 0.1;
 
-/// The beginning of a prompt that at least half of the workers cache (and two), such as a system prompt. If it
-/// is short, it is no reason to avoid the others: a worker that lacks it computes it once, and then has it, too.
-/// Otherwise a worker that once lacks it would get requests only while all others are busy.
+/// The beginning of a prompt that at least half of the workers cache (and two), such as a system prompt. If
+/// it is short, it is no reason to avoid the others: a worker that lacks it computes it once, and then has
+/// it, too. Otherwise a worker that once lacks it would get requests only while all others are busy.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Everybodys {
     /// Tokens of the beginning.

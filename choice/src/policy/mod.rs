@@ -197,16 +197,17 @@ impl Picker {
         let chosen = match self.policy {
             Policy::FirstToken => {
                 let everybodys = Everybodys::of(demand, fleet, hits);
-                predict(demand, fleet, fallback, |worker| everybodys.hit(worker), scores);
-                least(fleet, scores, near, |worker| everybodys.hit(worker), rng)
+                let best = predict(demand, fleet, fallback, |worker| everybodys.hit(worker), scores);
+                least(fleet, scores, best, near, |worker| everybodys.hit(worker), rng)
             }
             Policy::Product => {
                 scores.extend(fleet.iter().map(|worker| product(demand, worker)));
-                least(fleet, scores, near, own, rng)
+                let best = scores.iter().copied().fold(f64::INFINITY, f64::min);
+                least(fleet, scores, best, near, own, rng)
             }
             Policy::LeastLoad => {
-                predict(demand, fleet, fallback, |_| 0, scores);
-                least(fleet, scores, near, own, rng)
+                let best = predict(demand, fleet, fallback, |_| 0, scores);
+                least(fleet, scores, best, near, own, rng)
             }
             Policy::PowerOfTwo => less_busy_of_two(fleet.len(), |nth| &fleet[nth], rng),
             Policy::RoundRobin => {
@@ -229,22 +230,32 @@ impl Picker {
     }
 }
 
-/// Worker with the lowest score. Among near-equal ones, those with the longest hit remain, and the less busy
-/// of two random ones wins. `near` is a reused buffer.
+/// Worker with the lowest score, which is `best`. Among near-equal ones, those with the longest hit remain,
+/// and the less busy of two random ones wins. `near` is a reused buffer.
 fn least<'a>(
     fleet: &'a [WorkerView],
     scores: &[f64],
+    best: f64,
     near: &mut Vec<u32>,
     hit: impl Fn(&WorkerView) -> u32,
     rng: &mut impl Rng,
 ) -> Option<&'a WorkerView> {
-    let best = scores.iter().copied().fold(f64::INFINITY, f64::min);
     let most = best * (1.0 + TIE) + TIE_SECONDS;
+    let mut longest = 0;
     near.clear();
-    near.extend((0..).zip(scores).filter(|(_, score)| **score <= most).map(|(at, _): (u32, _)| at));
-    let hit = |at: &u32| hit(&fleet[*at as usize]);
-    let longest = near.iter().map(hit).max()?;
-    near.retain(|at| hit(at) == longest);
+    for (at, (worker, score)) in (0..).zip(fleet.iter().zip(scores)) {
+        if *score > most {
+            continue;
+        }
+        let hit = hit(worker);
+        if hit > longest {
+            longest = hit;
+            near.clear();
+        }
+        if hit == longest {
+            near.push(at);
+        }
+    }
     less_busy_of_two(near.len(), |nth| &fleet[near[nth] as usize], rng)
 }
 

@@ -1,7 +1,6 @@
 //! The predicted time to the first token at one worker, in seconds. Pure.
 
 use super::{Demand, EXPECTED_OUTPUT_TOKENS, WorkerView};
-use crate::ledger::CurrentLoad;
 use crate::receipt::Terms;
 
 /// Prefill rate, tokens a second, assumed until some worker has measured its own: a modest CPU's.
@@ -36,7 +35,7 @@ impl Rates {
 
     /// These rates; those that differ from `best`'s by noise are `best`'s.
     #[inline]
-    fn without_noise(self, best: Self) -> Self {
+    pub fn without_noise(self, best: Self) -> Self {
         let shared = |own: f64, best: f64| {
             if (own - best).abs() <= best * RATE_NOISE { best } else { own }
         };
@@ -44,28 +43,38 @@ impl Rates {
     }
 }
 
-/// Writes the predicted time to the first token of each worker, with `hit` cached tokens, to `scores`. A worker
-/// whose rates differ from the best one's by noise is compared at the best one's rates.
+/// Writes the predicted time to the first token of each worker, with `hit` cached tokens, to `scores`. A
+/// worker whose rates differ from the best one's by noise is compared at the best one's rates. Returns the
+/// least score.
 pub(super) fn predict(
     demand: &Demand,
     fleet: &[WorkerView],
     fallback: Rates,
     hit: impl Fn(&WorkerView) -> u32,
     scores: &mut Vec<f64>,
-) {
+) -> f64 {
     let seconds = |worker: &WorkerView, rates| {
         terms(demand, &WorkerView { hit_tokens: hit(worker), ..*worker }, rates).sum()
     };
-    scores.extend(fleet.iter().map(|worker| seconds(worker, Rates::of(worker, fallback))));
-    let best = fleet.iter().zip(&*scores).min_by(|(_, one), (_, other)| one.total_cmp(other));
-    let Some(best) = best.map(|(worker, _)| Rates::of(worker, fallback)) else { return };
+    let mut best = (f64::INFINITY, fallback);
+    scores.extend(fleet.iter().map(|worker| {
+        let own = Rates::of(worker, fallback);
+        let score = seconds(worker, own);
+        if score < best.0 {
+            best = (score, own);
+        }
+        score
+    }));
+    let mut least = f64::INFINITY;
     for (worker, score) in fleet.iter().zip(scores) {
         let own = Rates::of(worker, fallback);
-        let shared = own.without_noise(best);
+        let shared = own.without_noise(best.1);
         if shared != own {
             *score = seconds(worker, shared);
         }
+        least = least.min(*score);
     }
+    least
 }
 
 #[inline]
@@ -109,20 +118,32 @@ fn measured(rate: f32) -> Option<f64> {
     (rate.is_finite() && rate > 0.0).then_some(f64::from(rate))
 }
 
-/// Mean measured rates, if a worker without its own needs them.
+/// Mean measured rates, for a worker without its own.
 pub(super) fn fallback_rates(fleet: &[WorkerView]) -> Rates {
-    let mean = |rate: fn(&CurrentLoad) -> f32, unmeasured: f64| {
-        if fleet.iter().all(|worker| measured(rate(&worker.load)).is_some()) {
-            return unmeasured;
+    let (mut prefill, mut decode) = (Mean::default(), Mean::default());
+    for WorkerView { load, .. } in fleet {
+        prefill.add(load.prefill_tokens_per_second);
+        decode.add(load.decode_tokens_per_second);
+    }
+    Rates { prefill: prefill.or(UNMEASURED_PREFILL_RATE), decode: decode.or(UNMEASURED_DECODE_RATE) }
+}
+
+/// Mean of the measured ones among some rates.
+#[derive(Default)]
+struct Mean {
+    sum: f64,
+    count: f64,
+}
+
+impl Mean {
+    #[inline]
+    fn add(&mut self, rate: f32) {
+        if let Some(rate) = measured(rate) {
+            (self.sum, self.count) = (self.sum + rate, self.count + 1.0);
         }
-        let (sum, count) = fleet
-            .iter()
-            .filter_map(|worker| measured(rate(&worker.load)))
-            .fold((0.0, 0.0), |(sum, count), rate| (sum + rate, count + 1.0));
-        if count > 0.0 { sum / count } else { unmeasured }
-    };
-    Rates {
-        prefill: mean(|load| load.prefill_tokens_per_second, UNMEASURED_PREFILL_RATE),
-        decode: mean(|load| load.decode_tokens_per_second, UNMEASURED_DECODE_RATE),
+    }
+
+    fn or(self, unmeasured: f64) -> f64 {
+        if self.count > 0.0 { self.sum / self.count } else { unmeasured }
     }
 }

@@ -112,8 +112,8 @@ fn among_near_equals_the_longer_hit_wins() {
     assert_eq!(picks(&[worker(1, 0, 0, 0), worker(2, 20, 20, 0)]), [0, 1000]);
 }
 
-/// All prompts of a trace begin with the same block. Before, a worker that lacked it got none of them unless all
-/// others were busy.
+/// All prompts of a trace begin with the same block. Before, a worker that lacked it got none of them
+/// unless all others were busy.
 #[test]
 fn a_short_beginning_that_most_workers_cache_is_no_reason_to_avoid_the_others() {
     let counts = picks(&[worker(1, 90, 0, 0), worker(2, 90, 0, 0), worker(3, 0, 0, 0)]);
@@ -156,5 +156,57 @@ fn every_policy_has_a_name_and_needs_a_candidate() {
         let demand = Demand { prompt_tokens: 1, expected_output_tokens: 1, sequences: 1 };
         let none = Picker::new(policy).pick(&demand, 0, &[], &mut StdRng::seed_from_u64(0));
         assert_eq!(none, None, "{name}");
+    }
+}
+
+/// The same choice, read off the definitions: worker by worker, with a list for each rule.
+fn plainly(demand: &Demand, fleet: &[WorkerView], rng: &mut impl Rng) -> Option<WorkerId> {
+    let mut longest_first: Vec<u32> = fleet.iter().map(|worker| worker.hit_tokens).collect();
+    longest_first.sort_unstable_by_key(|hit| std::cmp::Reverse(*hit));
+    let common = longest_first.get(fleet.len().div_ceil(2).max(2) - 1).copied().unwrap_or(0);
+    let may_cost = ((f64::from(demand.prompt_tokens) - f64::from(common)) * 0.1) as u32;
+    let hit = |worker: &WorkerView| {
+        let lacks = common.saturating_sub(worker.hit_tokens);
+        if lacks <= may_cost { worker.hit_tokens.max(common) } else { worker.hit_tokens }
+    };
+    let fallback = fallback_rates(fleet);
+    let score = |worker: &WorkerView, rates| {
+        terms(demand, &WorkerView { hit_tokens: hit(worker), ..*worker }, rates).sum()
+    };
+    let own = |worker: &WorkerView| score(worker, Rates::of(worker, fallback));
+    let best = fleet.iter().min_by(|one, other| own(one).total_cmp(&own(other)))?;
+    let shared = |worker: &WorkerView| {
+        score(worker, Rates::of(worker, fallback).without_noise(Rates::of(best, fallback)))
+    };
+    let least = fleet.iter().map(shared).fold(f64::INFINITY, f64::min);
+    let near: Vec<_> = fleet.iter().filter(|worker| shared(worker) <= least * 1.02 + 0.000_1).collect();
+    let longest = near.iter().map(|worker| hit(worker)).max()?;
+    let near: Vec<_> = near.into_iter().filter(|worker| hit(worker) == longest).collect();
+    less_busy_of_two(near.len(), |nth| near[nth], rng).map(|worker| worker.id)
+}
+
+#[test]
+fn the_quick_choice_is_the_plain_one() {
+    let mut rng = StdRng::seed_from_u64(8);
+    let mut picker = Picker::default();
+    for seed in 0..20_000 {
+        let count = rng.random_range(0..12);
+        let fleet: Vec<WorkerView> = (0..count)
+            .map(|id| {
+                let hit = [0, 0, 64, 90, 400, 992][rng.random_range(0..6)];
+                let queued = [0, 0, 0, 30, 800][rng.random_range(0..5)];
+                let mut worker = worker(id, hit, queued, rng.random_range(0..70));
+                worker.load.free_blocks = [1000, 1000, 40][rng.random_range(0..3)];
+                worker.load.prefill_tokens_per_second = [0.0, 1500.0, 1900.0, 2000.0][rng.random_range(0..4)];
+                worker.load.decode_tokens_per_second = [0.0, 180.0, 200.0, 900.0][rng.random_range(0..4)];
+                worker.reads_adapter = rng.random_ratio(1, 10);
+                worker
+            })
+            .collect();
+        let prompt_tokens = rng.random_range(1..1500);
+        let demand = Demand { prompt_tokens, expected_output_tokens: 100, sequences: 1 };
+        let quick = picker.pick(&demand, 0, &fleet, &mut StdRng::seed_from_u64(seed));
+        let plain = plainly(&demand, &fleet, &mut StdRng::seed_from_u64(seed));
+        assert_eq!(quick.map(|pick| pick.worker), plain, "{demand:?} {fleet:?}");
     }
 }

@@ -83,8 +83,8 @@ fn eight_routers_spread_conversations_over_equal_workers_and_find_them_again() {
     assert!(spread.mean < known.mean * 1.1, "{spread:?} {known:?}");
 }
 
-/// The conversation trace: bursts of prompts that begin with the same block. Workers that lacked it got next to
-/// nothing, and the variation was 0.38.
+/// The conversation trace: bursts of prompts that begin with the same block. Workers that lacked it got
+/// next to nothing, and the variation was 0.38.
 #[test]
 fn eight_routers_spread_bursts_of_prompts_that_begin_alike() {
     let mut rng = StdRng::seed_from_u64(4);
