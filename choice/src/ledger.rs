@@ -6,6 +6,7 @@
 //! of them would send what arrives together to the same idle worker.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 use skein_proto::load::{Load, LoadReport};
@@ -27,6 +28,9 @@ pub struct Cost {
 struct Placed {
     sequence: u64,
     cost: Cost,
+    at: Timestamp,
+    /// Seconds to the first token, as the terms of its prediction add up.
+    predicted: f64,
     prefilled: bool,
     /// The last report included it in the sequences.
     reported: bool,
@@ -59,10 +63,19 @@ pub struct CurrentLoad {
 
 impl Ledger {
     /// Records a placement and returns its sequence number, which starts at one.
-    pub fn place(&mut self, now: Timestamp, cost: Cost) -> u64 {
+    ///
+    /// The terms of its prediction add up to `predicted` seconds.
+    pub fn place(&mut self, now: Timestamp, cost: Cost, predicted: f64) -> u64 {
         self.last_sequence += 1;
         let sequence = self.last_sequence;
-        self.placed.push_back(Placed { sequence, cost, prefilled: false, reported: false });
+        self.placed.push_back(Placed {
+            sequence,
+            cost,
+            at: now,
+            predicted,
+            prefilled: false,
+            reported: false,
+        });
         self.backlog.add(now, cost.uncached_tokens);
         sequence
     }
@@ -74,13 +87,15 @@ impl Ledger {
         self.others_blocks += cost.blocks;
     }
 
-    /// Records a placement's first token: its prompt is no longer queued.
-    pub fn prefilled(&mut self, now: Timestamp, sequence: u64) {
-        if let Some(placed) = self.find(sequence).map(|at| &mut self.placed[at])
-            && !std::mem::replace(&mut placed.prefilled, true)
-        {
-            self.backlog.done(now, placed.cost.uncached_tokens);
+    /// Records a placement's first token: its prompt is no longer queued. Returns what was predicted, in
+    /// seconds, and how long it took; `None` if it had a token before.
+    pub fn prefilled(&mut self, now: Timestamp, sequence: u64) -> Option<(f64, Duration)> {
+        let placed = self.find(sequence).map(|at| &mut self.placed[at])?;
+        if std::mem::replace(&mut placed.prefilled, true) {
+            return None;
         }
+        self.backlog.done(now, placed.cost.uncached_tokens);
+        Some((placed.predicted, now.since(placed.at)))
     }
 
     /// Removes a placement that ended, in whatever way; returns whether it had sent a token.
@@ -178,8 +193,8 @@ mod tests {
     fn only_what_the_worker_has_not_seen_is_added() {
         let mut ledger = Ledger::default();
         ledger.report(NOW, report(50, 1, 0));
-        assert_eq!(ledger.place(NOW, cost(100)), 1);
-        assert_eq!(ledger.place(NOW, cost(30)), 2);
+        assert_eq!(ledger.place(NOW, cost(100), 0.0), 1);
+        assert_eq!(ledger.place(NOW, cost(30), 0.0), 2);
         check(&ledger, 180, 3, 92);
         ledger.report(NOW, report(150, 2, 1)); // the worker has seen the first
         check(&ledger, 180, 3, 96);
@@ -207,10 +222,10 @@ mod tests {
     #[test]
     fn a_restart_clears_the_account_but_reuses_no_number() {
         let mut ledger = Ledger::default();
-        ledger.place(NOW, cost(100));
+        ledger.place(NOW, cost(100), 0.0);
         ledger.restart(10);
         check(&ledger, 0, 0, 10);
-        assert_eq!(ledger.place(NOW, cost(7)), 2);
+        assert_eq!(ledger.place(NOW, cost(7), 0.0), 2);
         ledger.end(1);
         check(&ledger, 7, 1, 6);
     }

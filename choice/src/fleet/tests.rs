@@ -261,6 +261,30 @@ fn a_choice_searches_all_workers_once_and_events_and_limits_search_none() {
     }
 }
 
+#[test]
+fn predictions_learn_what_requests_cost_besides_their_tokens() {
+    let mut scene = Scene::new(1);
+    scene.watch(0, 0, 1, load(1, rated(0, 0)));
+    let mut predicted = Duration::ZERO;
+    for nth in 0..200_u64 {
+        let (now, tokens) = (1000 * nth, 10 + (nth * 37 % 90) as u32);
+        scene.watch(now, 0, 1, load(1, rated(0, nth)));
+        let tokens: Vec<TokenId> = (0..tokens).map(|token| token + nth as u32 * 100).collect();
+        let pick = scene.choice(now, &tokens).expect("a worker");
+        let job = Scene::job(&tokens);
+        let placement = scene.fleet.place(at(now), &job, &pick).expect("a worker");
+        let took = Duration::from_millis(20 + tokens.len() as u64);
+        scene.fleet.handle(at(now) + took, Event::FirstToken(placement));
+        scene.fleet.ended(placement);
+        predicted = pick.first_token_after;
+        if nth > 100 {
+            let error = predicted.as_secs_f64() / took.as_secs_f64() - 1.0;
+            assert!(error.abs() < 0.05, "{nth}: {predicted:?} instead of {took:?}");
+        }
+    }
+    assert!(predicted > Duration::from_millis(30));
+}
+
 /// Eight routers all sent what arrived together to the same idle worker: its next report was 50 ms away.
 #[test]
 fn what_a_worker_admits_from_another_router_counts_at_once() {

@@ -221,7 +221,7 @@ impl Picker {
         let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
         Some(Pick {
             worker: chosen.id,
-            first_token_after: duration(terms.sum()),
+            first_token_after: duration(terms.first_token()),
             prefill_takes: duration(terms.prefill),
             hit_tokens: chosen.hit_tokens,
             candidates: fleet.len() as u32,

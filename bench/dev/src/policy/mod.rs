@@ -3,6 +3,7 @@
 pub mod command;
 mod figures;
 mod simulation;
+mod steps;
 mod trace;
 mod worker;
 

@@ -17,8 +17,9 @@ use skein_proto::load::LoadReport;
 use skein_proto::placement::Placement;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 
+use super::steps::StepEnd;
 use super::trace::Recorded;
-use super::worker::{Machine, Placed, Prompt, SimWorker};
+use super::worker::{Machine, Placed, Prefilled, Prompt, SimWorker};
 
 /// Interval of load reports in nanoseconds, as with real workers.
 const REPORT_EVERY: u64 = 50_000_000;
@@ -65,6 +66,8 @@ pub struct Served {
     pub worker: usize,
     /// Nanoseconds from arrival to the first token.
     pub first_token: u64,
+    /// What the router predicted for it, in nanoseconds.
+    pub predicted: u64,
     /// Number of cached prompt tokens.
     pub cached_tokens: u64,
 }
@@ -302,7 +305,8 @@ impl<'a> Simulation<'a> {
         let prompt = prompt_of(recorded);
         let placed = Placed { router: at, placement: placement.sequence };
         let ends = self.workers[worker].arrive(now, request, placed, prompt);
-        self.replay.served[request].worker = worker;
+        let predicted = pick.first_token_after.as_nanos() as u64;
+        self.replay.served[request] = Served { worker, predicted, ..Served::default() };
         let depth = pick.hit_tokens / block_size;
         let admitted = Admitted {
             placement: Placement { router: router_id(at), sequence: placement.sequence },
@@ -325,23 +329,37 @@ impl<'a> Simulation<'a> {
 
     fn prefilled(&mut self, now: u64, worker: usize) {
         let trace = self.trace;
+        if self.cluster.machine.step_tokens > 0 {
+            let request = |request: usize| (prompt_of(&trace[request]), trace[request].output_tokens);
+            let StepEnd { done, ended, next_ends } = self.workers[worker].step_ended(now, request);
+            next_ends.into_iter().for_each(|ends| self.at(ends, Happening::Prefilled { worker }));
+            done.into_iter().for_each(|done| self.answered(now, worker, done));
+            return ended.into_iter().for_each(|request| self.ended(now, request));
+        }
         let prompt = |request: usize| prompt_of(&trace[request]);
         let Some(done) = self.workers[worker].prefilled(now, prompt) else { return };
-        let (request, recorded) = (done.request, &trace[done.request]);
         done.next_ends.into_iter().for_each(|ends| self.at(ends, Happening::Prefilled { worker }));
-        self.replay.served[request].cached_tokens = done.cached_tokens;
-        self.replay.served[request].first_token = now;
-        if let Some((router, placement)) = self.placements[request] {
+        let request = done.request;
+        self.answered(now, worker, done);
+        let rest = u64::from(trace[request].output_tokens - 1) * self.cluster.machine.token_ns;
+        self.at(now + rest, Happening::Ended { request });
+    }
+
+    /// Handles a request's first token.
+    fn answered(&mut self, now: u64, worker: usize, done: Prefilled) {
+        self.replay.served[done.request].cached_tokens = done.cached_tokens;
+        self.replay.served[done.request].first_token = now;
+        if let Some((router, placement)) = self.placements[done.request] {
             self.send(now, router, Message::FirstToken(placement));
         }
         self.tell(now, worker, WatchBody::Cache(done.change));
-        let rest = u64::from(recorded.output_tokens - 1) * self.cluster.machine.token_ns;
-        self.at(now + rest, Happening::Ended { request });
     }
 
     fn ended(&mut self, now: u64, request: usize) {
         self.left -= 1;
-        self.workers[self.replay.served[request].worker].ended();
+        if self.cluster.machine.step_tokens == 0 {
+            self.workers[self.replay.served[request].worker].ended();
+        }
         if let Some((router, placement)) = self.placements[request].take() {
             self.send(now, router, Message::Ended(placement));
         }
