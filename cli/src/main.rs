@@ -105,6 +105,7 @@ fn main() -> ExitCode {
     let matches = command().try_get_matches_from(command_line()).unwrap_or_else(|error| refuse(&error));
     let outcome = dispatch(&matches);
     skein_node::trace::flush(settings::FLUSH_TRACES);
+    skein_node::telemetry::flush();
     exit::code_of(outcome)
 }
 

@@ -13,6 +13,9 @@ use super::routes::Call;
 use super::shared::Shared;
 use super::tally::{Tally, Tokens};
 
+/// Target of the line that each request leaves in the log.
+const REQUEST_LINES: &str = "skein_front::request";
+
 /// Counts and logs one accepted request; cancelled if it is dropped before its end.
 pub(super) struct Running {
     shared: Arc<Shared>,
@@ -156,6 +159,7 @@ impl Running {
             tenants.answered(key, outcome);
         }
         tracing::info!(
+            target: REQUEST_LINES,
             tenant = key.as_ref().map(|key| &*key.tenant),
             key = key.as_ref().map(|key| &*key.id),
             path = self.path,

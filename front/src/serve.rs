@@ -16,13 +16,13 @@ use skein_router::api::http::body::{check_content_length, read_body};
 use skein_router::api::http::cors;
 use skein_router::api::http::rate_limits;
 use skein_router::api::http::receipts::{self, RECEIPT};
+use skein_router::ids;
 use skein_router::refusal::Refusal;
 use skein_router::request::tenant::Tenant;
 use skein_router::tenants::{Charge, KeysFile};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tower::{Layer, ServiceExt, service_fn};
-use uuid::Uuid;
 
 use super::answers::{json_body, refused, whole};
 use super::body::AnswerBody;
@@ -223,7 +223,7 @@ async fn generate(
     request: Request<Incoming>,
 ) -> Response<AnswerBody> {
     let given = request.headers().get(X_REQUEST_ID).cloned();
-    let id = given.or_else(|| HeaderValue::from_str(&Uuid::now_v7().to_string()).ok());
+    let id = given.or_else(|| HeaderValue::from_str(&ids::drawn().to_string()).ok());
     let key = tenant.key().cloned();
     let mut response = match accept(&shared, route, path, &tenant, request, id.as_ref()).await {
         Ok((call, charge)) => {

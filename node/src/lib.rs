@@ -6,6 +6,7 @@ pub mod clock;
 pub mod config;
 pub mod discovery;
 pub mod hangup;
+mod log_queue;
 pub mod metrics;
 pub mod python_json;
 pub mod random;

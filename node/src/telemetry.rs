@@ -1,11 +1,13 @@
 //! Logging to standard error: readable lines, or JSON lines with `--log-format json`. By convention, no call
 //! site logs prompts or output.
 
-use std::io::{IsTerminal, Write};
+use std::borrow::Cow;
+use std::io::{IsTerminal, Stderr, Write};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
-use tracing::{Event, Subscriber};
+use tracing::{Event, Metadata, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::fmt::format::{self, FormatFields, JsonFields, Writer};
@@ -15,6 +17,7 @@ use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{one_of, text};
+use crate::log_queue::LogQueue;
 use crate::trace;
 
 /// Format of log lines.
@@ -83,6 +86,7 @@ pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
     let parsed = lines_filter(&filter)
         .map_err(|error| TelemetryError::Filter { filter, reason: error.to_string() })?;
     options.otlp.as_ref().map(trace::start).transpose()?;
+    start_writer();
     let terminal = std::io::stderr().is_terminal();
     let json = options.format == LogFormat::Json;
     let writer = Labelled { process: options.process.clone(), json };
@@ -182,6 +186,27 @@ pub(crate) fn silence() {
     IS_SILENT.store(true, Ordering::Relaxed);
 }
 
+/// Ends the targets of lines that every request leaves: their writer is a thread of its own.
+const OF_REQUESTS: &str = "::request";
+
+/// Lines on their way to standard error.
+static LINES: LazyLock<LogQueue<Stderr>> = LazyLock::new(|| LogQueue::new(std::io::stderr()));
+/// Whether a thread writes the lines of requests; else they are written at once.
+static HAS_WRITER: AtomicBool = AtomicBool::new(false);
+
+fn start_writer() {
+    let on_lost = |lines| {
+        tracing::warn!(lines, "lines of requests were not logged: standard error takes them too slowly");
+    };
+    let writer = std::thread::Builder::new().name("log".into()).spawn(move || LINES.run(on_lost));
+    HAS_WRITER.store(writer.is_ok(), Ordering::Relaxed);
+}
+
+/// Writes the lines that wait. Call it before the process ends.
+pub fn flush() {
+    LINES.write(&[]);
+}
+
 /// Writes each event to standard error in one piece, labelled with the process.
 struct Labelled {
     process: String,
@@ -190,22 +215,32 @@ struct Labelled {
 
 impl<'a> MakeWriter<'a> for Labelled {
     type Writer = LabelledLine<'a>;
+
     fn make_writer(&'a self) -> Self::Writer {
-        LabelledLine(self)
+        LabelledLine { of: self, is_of_request: false }
+    }
+
+    fn make_writer_for(&'a self, event: &Metadata<'_>) -> Self::Writer {
+        LabelledLine { of: self, is_of_request: event.target().ends_with(OF_REQUESTS) }
     }
 }
 
-struct LabelledLine<'a>(&'a Labelled);
+struct LabelledLine<'a> {
+    of: &'a Labelled,
+    is_of_request: bool,
+}
 
 impl Write for LabelledLine<'_> {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
         if IS_SILENT.load(Ordering::Relaxed) {
             return Ok(event.len());
         }
-        let line = label(event, &self.0.process, self.0.json);
-        // A full disk must not end a server. If the error were returned, the subscriber would report it with
-        // a macro that panics when it cannot write to standard error.
-        let _ = std::io::stderr().write_all(&line);
+        let line = label(event, &self.of.process, self.of.json);
+        if self.is_of_request && HAS_WRITER.load(Ordering::Relaxed) {
+            LINES.push(&line);
+        } else {
+            LINES.write(&line);
+        }
         Ok(event.len())
     }
 
@@ -215,11 +250,13 @@ impl Write for LabelledLine<'_> {
 }
 
 /// `event` with the process's name as its first JSON field, or in front of the line.
-fn label(event: &[u8], process: &str, json: bool) -> Vec<u8> {
+fn label<'a>(event: &'a [u8], process: &str, json: bool) -> Cow<'a, [u8]> {
     match (process, json, event) {
-        ("", _, _) => event.to_vec(),
-        (_, true, [b'{', rest @ ..]) => [format!("{{\"process\":\"{process}\",").as_bytes(), rest].concat(),
-        _ => [format!("[{process}] ").as_bytes(), event].concat(),
+        ("", _, _) => event.into(),
+        (_, true, [b'{', rest @ ..]) => {
+            [format!("{{\"process\":\"{process}\",").as_bytes(), rest].concat().into()
+        }
+        _ => [format!("[{process}] ").as_bytes(), event].concat().into(),
     }
 }
 

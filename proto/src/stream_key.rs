@@ -4,6 +4,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 /// First bytes of every encoding. A change of layout needs a new name.
 const LAYOUT: &[u8] = b"skein.stream.1";
+/// Room for the encoding of a short request, bytes, so that it grows only for a longer one.
+const SHORT: usize = 640;
 
 /// XXH3-128 of everything that determines a stream's tokens, and of the client's request id. Routers that
 /// receive the same request with the same id compute the same key, so each finds the stream that another
@@ -42,7 +44,9 @@ pub struct Encoding(Vec<u8>);
 impl Encoding {
     /// An encoding with only the layout's name.
     pub fn begin() -> Self {
-        Self(LAYOUT.to_vec())
+        let mut encoding = Vec::with_capacity(SHORT);
+        encoding.extend_from_slice(LAYOUT);
+        Self(encoding)
     }
 
     /// Appends a fixed-width number.

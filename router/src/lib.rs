@@ -22,6 +22,7 @@ pub mod drain;
 pub mod fuzzing;
 pub mod generator;
 mod idle;
+pub mod ids;
 pub mod limits;
 pub mod links;
 pub mod metrics;

@@ -20,9 +20,9 @@ use skein_tls::{Accepted, PortTls};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tower::ServiceExt;
 use tracing::{Instrument, info_span};
 
+use crate::api::direct::{self, Direct};
 use crate::api::http::nodes::{Node, NodeCheck};
 use crate::api::{self, grpc};
 use crate::app::App;
@@ -81,14 +81,15 @@ fn serve_boxed<'a>(
 ) -> io::Result<BoxFuture<'a, ()>> {
     let guarded = grpc::guarded(&app).map_err(io::Error::other)?;
     let router = api::router(app.clone(), guarded, grpc::open(&app));
-    let nodes = NodeCheck::of(&app.config);
+    let (nodes, direct) = (NodeCheck::of(&app.config), Direct::new(&app));
     let service = move |mut request: http::Request<Incoming>| {
         let (router, refused) = (router.clone(), nodes.refusal(&mut request));
+        let direct = direct.clone();
         async move {
             if let Some(refused) = refused {
                 return refused;
             }
-            router.oneshot(request).await.unwrap_or_else(|never| match never {})
+            direct::answer(direct, router, request.map(axum::body::Body::new)).await
         }
     };
     let (limits, tls) = (app.config.connection_limits(), app.config.tls.clone());

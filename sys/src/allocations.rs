@@ -1,6 +1,7 @@
-//! A counting global allocator, for tests that check that something does not allocate.
+//! A counting global allocator, for tests that check how often something allocates.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Forwards to the system's allocator and counts allocations. Use it as a test binary's
@@ -8,6 +9,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Counting {
     allocations: AtomicU64,
+}
+
+thread_local! {
+    /// Where this thread's allocations are also counted.
+    static TALLY: Cell<Option<&'static AtomicU64>> = const { Cell::new(None) };
+}
+
+/// Adds this thread's allocations and reallocations, from now on, to `tally` as well.
+pub fn tally_this_thread(tally: &'static AtomicU64) {
+    TALLY.set(Some(tally));
 }
 
 impl Counting {
@@ -24,6 +35,10 @@ impl Counting {
 
     fn add_one(&self) {
         self.allocations.fetch_add(1, Ordering::SeqCst);
+        // A thread that ends may have no thread-local values any more.
+        if let Ok(Some(tally)) = TALLY.try_with(Cell::get) {
+            tally.fetch_add(1, Ordering::SeqCst);
+        }
     }
 }
 

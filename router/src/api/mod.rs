@@ -7,6 +7,7 @@
 
 pub(crate) mod answer;
 mod anthropic;
+pub(crate) mod direct;
 mod endpoint_picker;
 pub(crate) mod fields;
 pub mod grpc;
@@ -27,12 +28,11 @@ use axum::Extension;
 use axum::Router;
 use axum::body::Body;
 use axum::middleware::{from_fn, from_fn_with_state};
-use tower::ServiceBuilder;
 
 use self::anthropic::error::AnthropicError;
 use self::http::error::Refuse;
 use self::http::keys::ApiKeys;
-use self::http::{cors, face, metrics, receipts, request_id, span};
+use self::http::{around, cors, face, request_id};
 use self::kserve::rest::error::KserveError;
 use self::ollama::error::OllamaError;
 use self::openai::error::OpenAiError;
@@ -63,13 +63,7 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
     let open = open_rooms.into_iter().fold(open.with_state(()), |all: Router<App>, (room, refuse)| {
         all.merge(face::known_methods(room.router, refuse))
     });
-    // One stack: a router wraps a route in boxes for each `layer`, and a request pays for all of them.
-    let around = ServiceBuilder::new()
-        .layer(from_fn(span::trace))
-        .layer(from_fn(receipts::give))
-        .layer(from_fn(request_id::name))
-        .layer(from_fn_with_state(app.clone(), metrics::count));
-    let all = open.merge(guarded).with_state(app).layer(around);
+    let all = open.merge(guarded).with_state(app.clone()).layer(from_fn_with_state(app, around::layer));
     // Outside the key check: a browser's preflight carries no key.
     let all = match cors {
         Some(cors) => all.layer(cors),
@@ -125,7 +119,7 @@ fn unknown(keys: &ApiKeys) -> Router {
 
 /// Generation routes for one tenant without the key check, for requests from this process.
 pub fn completions_for(app: App, tenant: Tenant) -> Router {
-    openai::generation().router.with_state(app).layer(Extension(tenant)).layer(from_fn(request_id::name))
+    openai::generation().router.with_state(app).layer(Extension(tenant)).layer(from_fn(request_id::layer))
 }
 
 /// Serves `all` at `/` and below `root_path`, because a proxy may pass its own path on.

@@ -11,7 +11,7 @@ use crate::request::tenant::Tenant;
 
 /// The ids of all running requests, by tenant. Clones share one map.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct RunningIds(Arc<Mutex<HashMap<(Tenant, String), Running>>>);
+pub(crate) struct RunningIds(Arc<Mutex<HashMap<(Tenant, Arc<str>), Running>>>);
 
 #[derive(Debug)]
 struct Running {
@@ -23,14 +23,14 @@ struct Running {
 /// Reserves an id while its request runs.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    id: (Tenant, String),
+    id: (Tenant, Arc<str>),
     ids: RunningIds,
 }
 
 impl RunningIds {
     /// Claims an id, or joins the readers that hold it for the same stream.
     pub fn claim(&self, tenant: &Tenant, id: &str, stream_key: StreamKey) -> Result<Claim, Refusal> {
-        let key = (tenant.clone(), id.to_owned());
+        let key = (tenant.clone(), Arc::from(id));
         let mut ids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let running = ids.entry(key.clone()).or_insert(Running { stream_key, claims: 0 });
         if running.stream_key != stream_key {

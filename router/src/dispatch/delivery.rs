@@ -15,6 +15,7 @@ use skein_proto::delta::{Delta, WorkerDelta};
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::version::Version;
+use smallvec::{SmallVec, smallvec};
 
 use crate::links::worker_client::CallError;
 use crate::refusal::Refusal;
@@ -59,7 +60,10 @@ pub enum RequestEvent {
     Deadline,
 }
 
-/// What the driver must do next.
+/// What the driver must do next, in order. Most events need one or two.
+pub type Actions = SmallVec<[Action; 2]>;
+
+/// One thing that the driver must do.
 #[derive(Debug)]
 pub enum Action {
     /// Close the open stream, wait, and open [`Delivery::remaining`] on another worker.
@@ -185,9 +189,9 @@ impl Delivery {
     }
 
     /// Updates the state with `event`; returns what to do, in order.
-    pub fn handle(&mut self, now: Timestamp, event: RequestEvent) -> Vec<Action> {
+    pub fn handle(&mut self, now: Timestamp, event: RequestEvent) -> Actions {
         if self.over {
-            return Vec::new();
+            return Actions::new();
         }
         match event {
             RequestEvent::Opened(at) => self.opened(OpenedStream { at, attached: false }),
@@ -270,17 +274,17 @@ impl Delivery {
         self.over
     }
 
-    fn opened(&mut self, source: OpenedStream) -> Vec<Action> {
+    fn opened(&mut self, source: OpenedStream) -> Actions {
         self.source = Some(source);
         self.broken = None;
         self.attach_failed = false;
         self.progressed = false;
         self.accepted = true;
         self.full.clear();
-        Vec::new()
+        Actions::new()
     }
 
-    fn delta(&mut self, sent: WorkerDelta) -> Vec<Action> {
+    fn delta(&mut self, sent: WorkerDelta) -> Actions {
         let hand_back = sent.delta.hand_back;
         let mut actions = match self.take(sent) {
             Ok(news) => self.emit(news),
@@ -293,7 +297,7 @@ impl Delivery {
     }
 
     /// The worker drains and hands the rest back. Nothing failed, so only `MAX_MOVES` applies.
-    fn handed_back(&mut self) -> Vec<Action> {
+    fn handed_back(&mut self) -> Actions {
         self.source = None;
         self.full.clear();
         self.last_fault = "its workers drained".into();
@@ -301,7 +305,7 @@ impl Delivery {
             return self.lost();
         }
         self.moves += 1;
-        vec![Action::Open(Wait::No)]
+        smallvec![Action::Open(Wait::No)]
     }
 
     /// Trims a delta to its new part, or reports a fault, which changes nothing.
@@ -362,14 +366,14 @@ impl Delivery {
         Ok(entries.get((next - from) as usize..).unwrap_or_default())
     }
 
-    fn emit(&mut self, news: TokenDelta) -> Vec<Action> {
+    fn emit(&mut self, news: TokenDelta) -> Actions {
         let moved_on = !news.tokens.is_empty() || news.finish.is_some() || !news.prompt_logprobs.is_empty();
         if moved_on {
             self.progressed = true;
             self.moves_in_a_row = 0;
             self.waiting_since = None;
         }
-        let mut actions = Vec::new();
+        let mut actions = Actions::new();
         if moved_on || news.cached_tokens.is_some() {
             actions.push(Action::Emit(news));
         }
@@ -377,9 +381,9 @@ impl Delivery {
         actions
     }
 
-    fn abort(&mut self, sample_index: u32) -> Vec<Action> {
-        let Some(sample) = self.samples.get_mut(sample_index as usize) else { return Vec::new() };
-        let mut actions = Vec::new();
+    fn abort(&mut self, sample_index: u32) -> Actions {
+        let Some(sample) = self.samples.get_mut(sample_index as usize) else { return Actions::new() };
+        let mut actions = Actions::new();
         if !std::mem::replace(&mut sample.ended, true) {
             self.done_if_all_ended(&mut actions);
             // The end of the last sample closes the stream, which also tells the worker.
@@ -390,14 +394,14 @@ impl Delivery {
         actions
     }
 
-    fn done_if_all_ended(&mut self, actions: &mut Vec<Action>) {
+    fn done_if_all_ended(&mut self, actions: &mut Actions) {
         if self.samples.iter().all(|sample| sample.ended) {
             self.over = true;
             actions.push(Action::Done);
         }
     }
 
-    fn failed(&mut self, now: Timestamp, worker: Option<WorkerId>, error: CallError) -> Vec<Action> {
+    fn failed(&mut self, now: Timestamp, worker: Option<WorkerId>, error: CallError) -> Actions {
         match error {
             CallError::Fault(fault) => {
                 let source = self.source.filter(|_| worker.is_none());
@@ -426,7 +430,7 @@ impl Delivery {
     }
 
     /// This worker is lost to the request: move.
-    fn fault(&mut self, reason: String) -> Vec<Action> {
+    fn fault(&mut self, reason: String) -> Actions {
         self.source = None;
         self.accepted = true;
         self.full.clear();
@@ -441,7 +445,7 @@ impl Delivery {
             1 => Wait::No,
             moves => Wait::For((MOVE_PAUSE * 2u32.saturating_pow(moves - 2)).min(LONGEST_PAUSE)),
         };
-        vec![Action::Open(wait)]
+        smallvec![Action::Open(wait)]
     }
 
     /// The worker is full, others may not be. An accepted request waits; a new one is refused.
@@ -450,7 +454,7 @@ impl Delivery {
         now: Timestamp,
         worker: Option<WorkerId>,
         retry_after: Option<Duration>,
-    ) -> Vec<Action> {
+    ) -> Actions {
         let worker = worker.or(self.source.take().map(|source| source.at.worker));
         self.retry_after = self.retry_after.max(retry_after);
         self.full.extend(worker);
@@ -458,14 +462,14 @@ impl Delivery {
         if !self.has_delivered() && self.moves == 0 {
             // Accepted and then shed before its first token counts as not accepted.
             self.accepted = false;
-            return vec![Action::Open(Wait::No)];
+            return smallvec![Action::Open(Wait::No)];
         }
         self.full.clear();
         self.last_fault = "every worker is full".into();
         self.wait(now, Wait::For(retry_after.unwrap_or(FULL_PAUSE).min(LONGEST_PAUSE)))
     }
 
-    fn nobody_ready(&mut self, now: Timestamp) -> Vec<Action> {
+    fn nobody_ready(&mut self, now: Timestamp) -> Actions {
         if self.accepted {
             return self.wait(now, Wait::FleetChange);
         }
@@ -474,7 +478,7 @@ impl Delivery {
         }
         let retry_after = self.retry_after.unwrap_or(RETRY_AFTER);
         if self.waits_for_worker && self.may_wait(now) {
-            return vec![Action::Open(Wait::FleetChange)];
+            return smallvec![Action::Open(Wait::FleetChange)];
         }
         let reason = if self.waits_for_worker {
             format!("none accepted requests for {} s", self.queue_timeout.as_secs_f32())
@@ -485,30 +489,30 @@ impl Delivery {
     }
 
     /// Waits for a worker of the version that the request began on: it may be restarting.
-    fn none_of_version(&mut self, now: Timestamp) -> Vec<Action> {
+    fn none_of_version(&mut self, now: Timestamp) -> Actions {
         self.full.clear();
         if self.may_wait(now) {
-            return vec![Action::Open(Wait::FleetChange)];
+            return smallvec![Action::Open(Wait::FleetChange)];
         }
         self.fail(Refusal::VersionGone)
     }
 
     /// Waits in the queue for a free seat instead of trying each worker repeatedly.
-    fn all_full(&mut self, now: Timestamp) -> Vec<Action> {
+    fn all_full(&mut self, now: Timestamp) -> Actions {
         self.full.clear();
         if self.accepted {
             self.last_fault = "every worker is full".into();
             return self.wait(now, Wait::Seat);
         }
         if self.waits_for_worker && self.may_wait(now) {
-            return vec![Action::Open(Wait::Seat)];
+            return smallvec![Action::Open(Wait::Seat)];
         }
         let retry_after = self.retry_after.unwrap_or(RETRY_AFTER);
         self.fail(Refusal::Overloaded { reason: "every worker is full".into(), retry_after })
     }
 
-    fn wait(&mut self, now: Timestamp, wait: Wait) -> Vec<Action> {
-        if self.may_wait(now) { vec![Action::Open(wait)] } else { self.lost() }
+    fn wait(&mut self, now: Timestamp, wait: Wait) -> Actions {
+        if self.may_wait(now) { smallvec![Action::Open(wait)] } else { self.lost() }
     }
 
     /// Whether it may wait longer. The timeout counts from the first wait since the last progress.
@@ -517,14 +521,14 @@ impl Delivery {
         now.since(since) < self.queue_timeout
     }
 
-    fn lost(&mut self) -> Vec<Action> {
+    fn lost(&mut self) -> Actions {
         let refusal = Refusal::WorkersLost { moves: self.moves, reason: self.last_fault.clone() };
         self.fail(refusal)
     }
 
-    fn fail(&mut self, refusal: Refusal) -> Vec<Action> {
+    fn fail(&mut self, refusal: Refusal) -> Actions {
         self.over = true;
-        vec![Action::Fail(refusal)]
+        smallvec![Action::Fail(refusal)]
     }
 }
 

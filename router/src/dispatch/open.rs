@@ -1,5 +1,6 @@
 //! Opens a stream for a driver: attaches to a running one, or has a worker generate the rest.
 
+use std::fmt::Write;
 use std::time::Duration;
 
 use skein_choice::fleet::WorkerPlacement;
@@ -19,6 +20,8 @@ use crate::links::workers::Place;
 const ATTACH_WITHIN: Duration = Duration::from_millis(500);
 /// Longest request id on the wire, bytes.
 const MAX_ID_BYTES: usize = 128;
+/// `#`, a router's id of 16 digits, `.`, and a number of up to 20.
+const MAX_SUFFIX_BYTES: usize = 38;
 
 impl Driver {
     /// Attaches to the stream if a worker has it, else has the rest generated.
@@ -200,10 +203,13 @@ impl Driver {
 /// An id that no other attempt of any request has, including attempts that linger at a worker after their
 /// router died.
 fn attempt_id(request_id: &str, router_id: u64, number: u64) -> String {
-    let suffix = format!("#{router_id:x}.{number}");
-    let mut room = MAX_ID_BYTES - suffix.len();
-    while !request_id.is_char_boundary(room.min(request_id.len())) {
+    let mut room = (MAX_ID_BYTES - MAX_SUFFIX_BYTES).min(request_id.len());
+    while !request_id.is_char_boundary(room) {
         room -= 1;
     }
-    format!("{}{suffix}", &request_id[..room.min(request_id.len())])
+    let mut id = String::with_capacity(room + MAX_SUFFIX_BYTES);
+    id.push_str(&request_id[..room]);
+    // Writing to memory cannot fail.
+    let _ = write!(id, "#{router_id:x}.{number}");
+    id
 }

@@ -14,7 +14,7 @@ use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
 use skein_proto::version::Version;
 
-use super::delivery::{Action, Delivery, Limits, MAX_MOVES, RequestEvent, Wait};
+use super::delivery::{Action, Actions, Delivery, Limits, MAX_MOVES, RequestEvent, Wait};
 use crate::links::worker_client::CallError;
 use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenRequest};
@@ -300,7 +300,7 @@ fn an_aborted_sample_sends_nothing_more_and_the_others_continue() {
 }
 
 /// Feeds `events` to a fresh delivery and returns the last actions.
-fn last_actions(request: &TokenRequest, events: Vec<(u64, RequestEvent)>) -> Vec<Action> {
+fn last_actions(request: &TokenRequest, events: Vec<(u64, RequestEvent)>) -> Actions {
     let mut delivery = Delivery::new(request, limits(3), at(0));
     events.into_iter().map(|(ms, event)| delivery.handle(at(ms), event)).last().expect("there are events")
 }

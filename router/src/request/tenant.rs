@@ -4,7 +4,7 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 use crate::tenants::Key;
 
@@ -83,7 +83,9 @@ impl Tenant {
 
     /// Names one call of a client, whose prompts share its places at a worker.
     pub fn call(&self, id: &str) -> u64 {
-        xxh3_64(format!("{}/{id}", self.name).as_bytes())
+        let mut hash = Xxh3Default::new();
+        [self.name.as_bytes(), b"/", id.as_bytes()].into_iter().for_each(|part| hash.update(part));
+        hash.digest()
     }
 }
 

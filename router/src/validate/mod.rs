@@ -20,10 +20,10 @@ use skein_proto::TokenId;
 use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_text::formats::Opening;
 use skein_text::model_text::{GenerationDefaults, ModelText};
-use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::RequestLimits;
+use crate::ids;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{AdapterRef, Draft, Prompt, TokenRequest};
@@ -141,7 +141,10 @@ fn check_fields(
     let mut faults = Faults::default();
     let own_id = faults.value_of(request_id(draft.request_id.take()));
     let call = draft.tenant.call(&own_id);
-    let id = draft.part.map_or_else(|| own_id.clone(), |part| format!("{own_id}-{part}"));
+    let id = match draft.part {
+        Some(part) => format!("{own_id}-{part}"),
+        None => own_id,
+    };
     let priority = faults.value_of(check_priority(draft.priority, &draft.tenant));
     faults.value_of(check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES));
     let deadline = now + faults.value_of(timeout(draft.timeout_ms, limits.request_timeout));
@@ -319,7 +322,7 @@ fn prompt_param(prompt: &Prompt) -> &'static str {
 
 /// The length limit applies to what the client sent; the prompt's number is appended after it.
 fn request_id(id: Option<String>) -> Result<String, Refusal> {
-    let id = id.unwrap_or_else(|| Uuid::now_v7().to_string());
+    let id = id.unwrap_or_else(|| ids::drawn().to_string());
     if !is_request_id(&id) {
         let got = match id.len() {
             1..=MAX_ID_BYTES => format!("`{}`", id.escape_default()),

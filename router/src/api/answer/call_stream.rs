@@ -26,8 +26,9 @@ type Item = Option<Result<TextDelta, Refusal>>;
 /// CallStream streams of one call, one per prompt. Dropping it cancels all of them.
 pub struct CallStream {
     prompts: Vec<Prompted>,
-    running: FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>,
-    /// The only stream, once it has started: polling it needs no boxes.
+    /// The streams of a call with several.
+    running: Option<FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>>,
+    /// The only stream: polling it needs no boxes.
     alone: Option<TextStream>,
     /// Deltas that arrived while the status waited.
     early: VecDeque<(usize, TextDelta)>,
@@ -55,12 +56,7 @@ impl CallStream {
     /// Starts `drafts`. If one is refused, the others are cancelled, and none counts towards the
     /// limits of the key.
     pub async fn start(app: &App, tenant: &Tenant, drafts: Vec<Draft>) -> Result<Self, Refusal> {
-        let mut merged = Self {
-            prompts: Vec::new(),
-            running: FuturesUnordered::new(),
-            alone: None,
-            early: VecDeque::new(),
-        };
+        let mut merged = Self { prompts: Vec::new(), running: None, alone: None, early: VecDeque::new() };
         tenant.key().map_or(Ok(()), |key| key.check_prompts(drafts.len()))?;
         let mut streams: Vec<TextStream> = Vec::with_capacity(drafts.len());
         for draft in drafts {
@@ -82,7 +78,12 @@ impl CallStream {
             });
             streams.push(stream);
         }
-        merged.running.extend(streams.into_iter().enumerate().map(|(at, stream)| advance(at, stream)));
+        if streams.len() == 1 {
+            merged.alone = streams.pop();
+        } else {
+            let streams = streams.into_iter().enumerate();
+            merged.running = Some(streams.map(|(at, stream)| advance(at, stream)).collect());
+        }
         Ok(merged)
     }
 
@@ -128,26 +129,21 @@ impl CallStream {
         if let Some(stream) = &mut self.alone {
             let item = stream.next().await;
             self.prompts[0].update(stream, item.as_ref());
+            if matches!(item, Some(Err(_))) {
+                self.alone = None;
+            }
             return item.map(|item| item.map(|delta| (0, delta)));
         }
-        while let Some((at, stream, item)) = self.running.next().await {
+        while let Some((at, stream, item)) = self.running.as_mut()?.next().await {
             self.prompts[at].update(&stream, item.as_ref());
             match item {
                 None => {}
                 Some(Ok(delta)) => {
-                    let known = &mut self.prompts[at].prompt_logprobs;
-                    if known.is_empty() {
-                        known.extend_from_slice(stream.prompt_logprobs());
-                    }
-                    if self.prompts.len() == 1 {
-                        self.alone = Some(stream);
-                    } else {
-                        self.running.push(advance(at, stream));
-                    }
+                    self.running.as_mut()?.push(advance(at, stream));
                     return Some(Ok((at, delta)));
                 }
                 Some(Err(refusal)) => {
-                    self.running.clear();
+                    self.running = None;
                     return Some(Err(refusal));
                 }
             }
@@ -211,6 +207,9 @@ impl Prompted {
         let moves = std::mem::replace(&mut self.journey, stream.journey()).moves;
         if self.journey.moves > moves {
             self.moved_to = stream.worker();
+        }
+        if self.prompt_logprobs.is_empty() && matches!(item, Some(Ok(_))) {
+            self.prompt_logprobs.extend_from_slice(stream.prompt_logprobs());
         }
         if let Some(Ok(delta)) = item
             && let Some(usage) = self.usage_of_samples.get_mut(delta.sample_index as usize)

@@ -127,6 +127,11 @@ impl Message {
         }
     }
 
+    /// Whether it has neither reasoning nor calls.
+    pub fn is_content(&self) -> bool {
+        self.reasoning.is_empty() && self.calls.is_empty()
+    }
+
     /// Message object of a chat answer.
     pub fn chat(self, sample: usize, ids: &CallIds) -> Value {
         let content =

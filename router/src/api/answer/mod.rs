@@ -11,3 +11,4 @@ pub mod progress;
 pub mod response_id;
 pub mod shapes;
 pub mod single;
+pub mod written;

@@ -1,9 +1,11 @@
 //! Parts of an answer that completions and chat share.
 
 use std::io::Write;
+use std::sync::Arc;
 
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use http::HeaderValue;
+use http::header::CONTENT_TYPE;
 use serde_json::{Map, Value, json};
 use skein_proto::TokenId;
 use skein_proto::logprobs::TokenLogprobs;
@@ -26,7 +28,7 @@ pub struct Heading {
     /// Seconds since 1970.
     pub created: u64,
     /// Name under which the model is served.
-    pub model: String,
+    pub model: Arc<str>,
 }
 
 impl Heading {
@@ -36,7 +38,7 @@ impl Heading {
         object.insert("id".to_owned(), self.id.as_str().into());
         object.insert("object".to_owned(), self.object.into());
         object.insert("created".to_owned(), self.created.into());
-        object.insert("model".to_owned(), self.model.as_str().into());
+        object.insert("model".to_owned(), (*self.model).into());
         object.insert("system_fingerprint".to_owned(), SYSTEM_FINGERPRINT.into());
         object.insert("choices".to_owned(), choices.into());
         object
@@ -102,8 +104,17 @@ impl Gathered {
     pub fn push(&mut self, delta: TextDelta) {
         let before = self.text.len();
         self.control_at.extend(delta.control_at.iter().map(|at| before + at));
-        self.text.push_str(&delta.text);
-        self.tokens.extend(delta.tokens);
+        // A short answer is one delta, which is taken as it is.
+        if self.text.is_empty() {
+            self.text = delta.text;
+        } else {
+            self.text.push_str(&delta.text);
+        }
+        if self.tokens.is_empty() {
+            self.tokens = delta.tokens;
+        } else {
+            self.tokens.extend(delta.tokens);
+        }
         self.logprobs.extend(delta.logprobs);
         self.finish = delta.finish.or(self.finish.take());
     }
@@ -143,6 +154,11 @@ pub fn stop_reason(finish: Option<&TextFinish>) -> Value {
         Some(TextFinish::Stop(StopCause::Token(token))) => (*token).into(),
         Some(TextFinish::Stop(StopCause::End(_)) | TextFinish::Length) | None => Value::Null,
     }
+}
+
+/// A response of JSON text.
+pub fn json_response(json: String) -> Response {
+    ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response()
 }
 
 /// Adds the headers of every generation response: the request id and the ignored fields.

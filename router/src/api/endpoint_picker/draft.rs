@@ -3,12 +3,12 @@
 
 use bytes::Bytes;
 use http::HeaderMap;
-use uuid::Uuid;
 
 use crate::api::anthropic;
 use crate::api::fields::object::Fields;
 use crate::api::openai::{chat, completions, responses};
 use crate::app::App;
+use crate::ids;
 use crate::refusal::Refusal;
 use crate::request::Draft;
 
@@ -35,6 +35,6 @@ pub async fn draft(
         _ => return Ok(None),
     };
     let fields = Fields::of_other(headers, body, app).await?;
-    let drafts = drafts(fields, headers, &Uuid::now_v7().to_string(), app)?;
+    let drafts = drafts(fields, headers, &ids::drawn().to_string(), app)?;
     Ok(drafts.into_iter().next())
 }

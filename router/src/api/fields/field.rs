@@ -8,6 +8,9 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
+/// Room that a list begins with, so that a short prompt is read without growing it.
+const FEW: usize = 64;
+
 /// A parsed value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Field {
@@ -46,7 +49,7 @@ impl From<Value> for Field {
     fn from(value: Value) -> Self {
         match value {
             Value::Array(items) => {
-                let mut list = Items::Integers(Vec::new());
+                let mut list = Items::Integers(Vec::with_capacity(FEW));
                 items.into_iter().for_each(|item| list.push(item.into()));
                 list.finish()
             }
@@ -80,7 +83,13 @@ impl Items {
     fn finish(self) -> Field {
         match self {
             Self::Integers(integers) if integers.is_empty() => Field::List(Vec::new()),
-            Self::Integers(integers) => Field::Integers(integers),
+            Self::Integers(mut integers) => {
+                // A body may have millions of shorter lists.
+                if integers.len() < FEW / 4 {
+                    integers.shrink_to_fit();
+                }
+                Field::Integers(integers)
+            }
             Self::Mixed(mixed) => Field::List(mixed),
         }
     }
@@ -130,7 +139,7 @@ impl<'de> Visitor<'de> for FieldVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Field, A::Error> {
-        let mut list = Items::Integers(Vec::new());
+        let mut list = Items::Integers(Vec::with_capacity(FEW));
         while let Some(item) = items.next_element()? {
             list.push(item);
         }

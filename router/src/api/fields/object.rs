@@ -2,22 +2,16 @@
 //! type counts as absent, and [`Fields::finish`] reports all faults of the body together. Unknown fields are
 //! listed, or refused if the operator configures that.
 
-use axum::extract::Request;
-use bytes::Bytes;
-use http::{HeaderMap, HeaderValue};
+use http::HeaderValue;
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
 use skein_proto::sampling::shown;
 
 use super::field::{Field, Named};
 use super::listing::{Kind, Lister};
-use crate::api::http::body::{check_content_encoding, check_content_length, check_content_type, read_body};
-use crate::app::App;
 use crate::refusal::Refusal;
 use crate::validate::faults::Faults;
 
-/// Bodies above this size are parsed off the async threads, so that they delay no stream.
-const INLINE_BODY_BYTES: usize = 128 * 1024;
 /// Most fields of a body that are searched one by one.
 const MAX_SEARCHED: usize = 16;
 /// Most unknown fields listed in the response header.
@@ -43,28 +37,6 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// Reads the body of `request` within the limits of `app`.
-    pub async fn read(request: Request, app: &App) -> Result<Self, Refusal> {
-        check_content_type(request.headers())?;
-        Self::read_of_any_type(request, app).await
-    }
-
-    /// The same, whatever the content type: `curl -d` without a header calls its body a form.
-    pub async fn read_of_any_type(request: Request, app: &App) -> Result<Self, Refusal> {
-        let (parts, body) = request.into_parts();
-        check_content_encoding(&parts.headers)?;
-        let limit = app.config.limits.body_bytes;
-        check_content_length(&parts.headers, limit)?;
-        Self::of_body(read_body(body, limit).await?, app).await
-    }
-
-    /// Parses a body received over another transport, with its `headers`.
-    pub async fn of_other(headers: &HeaderMap, body: Bytes, app: &App) -> Result<Self, Refusal> {
-        check_content_type(headers)?;
-        check_content_encoding(headers)?;
-        Self::of_body(body, app).await
-    }
-
     /// Fields that another protocol carries, by their names here.
     pub fn of(fields: Map<String, Value>) -> Self {
         let untaken = fields.into_iter().map(|(name, value)| (name, value.into())).collect();
@@ -74,13 +46,6 @@ impl Fields {
     /// No fields, of which `lister` lists each that a reader takes.
     pub fn listed(lister: Lister) -> Self {
         Self { lister: Some(lister), ..Self::of(Map::new()) }
-    }
-
-    async fn of_body(body: Bytes, app: &App) -> Result<Self, Refusal> {
-        if body.len() <= INLINE_BODY_BYTES {
-            return Self::parse(&body);
-        }
-        app.text_work(body.len(), move || Self::parse(&body)).await
     }
 
     /// Parses a JSON object of up to [`MAX_JSON_DEPTH`] levels.

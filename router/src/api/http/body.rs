@@ -53,7 +53,9 @@ where
 
 /// Refuses a body that does not say it is JSON.
 pub fn check_content_type(headers: &HeaderMap) -> Result<(), Refusal> {
-    let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
+    let Some(value) = headers.get(CONTENT_TYPE).filter(|value| *value != "application/json") else {
+        return Ok(());
+    };
     let kind = lower(value);
     let kind = kind.split(';').next().unwrap_or_default().trim();
     if kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json")) {

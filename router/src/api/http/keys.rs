@@ -87,6 +87,15 @@ impl ApiKeys {
     /// # Errors
     /// [`Refusal::MissingKey`], [`Refusal::Unauthorized`] or [`Refusal::KeyExpired`].
     pub fn admit(&self, headers: &HeaderMap) -> Result<Admitted, Refusal> {
+        let (tenant, is_admins) = self.tenant(headers)?;
+        Ok(Admitted { tenant, admin: self.admin(is_admins, headers) })
+    }
+
+    /// Whose a request with `headers` is, and whether its key is an admin's.
+    ///
+    /// # Errors
+    /// As [`admit`](Self::admit).
+    pub fn tenant(&self, headers: &HeaderMap) -> Result<(Tenant, bool), Refusal> {
         let given = given(headers);
         let known = given.and_then(|given| self.find(given));
         let of_file = match (known, given, &self.file) {
@@ -95,16 +104,11 @@ impl ApiKeys {
         };
         match (known, of_file) {
             // Without keys the one that a client sends means nothing, unless it is the admin's.
-            _ if self.is_open => {
-                let admin = self.admin(known.is_some_and(|key| key.is_admin), headers);
-                Ok(Admitted { tenant: Tenant::default(), admin })
-            }
-            (Some(key), _) => {
-                Ok(Admitted { tenant: key.tenant.clone(), admin: self.admin(key.is_admin, headers) })
-            }
+            _ if self.is_open => Ok((Tenant::default(), known.is_some_and(|key| key.is_admin))),
+            (Some(key), _) => Ok((key.tenant.clone(), key.is_admin)),
             (None, Some(Found::Key(key))) => {
-                let admin = self.admin(key.is_admin, headers);
-                Ok(Admitted { tenant: Tenant::of_entry(key), admin })
+                let is_admins = key.is_admin;
+                Ok((Tenant::of_entry(key), is_admins))
             }
             (None, Some(Found::Expired)) => Err(Refusal::KeyExpired),
             (None, _) if sends_key(headers) => Err(Refusal::Unauthorized),

@@ -1,9 +1,10 @@
 //! `GET /metrics`, and the counters of all answers.
 
-use axum::extract::{MatchedPath, Request, State};
+use std::borrow::Cow;
+
+use axum::extract::{Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, Method};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use skein_node::metrics::Format;
 
@@ -21,17 +22,21 @@ pub async fn scrape(State(app): State<App>, headers: HeaderMap) -> impl IntoResp
 #[derive(Debug, Clone, Copy)]
 pub struct Route(pub &'static str);
 
-/// Counts answers by route, method and status class. Unknown paths and methods are counted together.
-pub async fn count(State(app): State<App>, request: Request, next: Next) -> Response {
-    let handler = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
+/// Counts answers by `route`, method and status class.
+pub async fn count<F: Future<Output = Response>>(
+    app: App,
+    route: Cow<'static, str>,
+    request: Request,
+    next: impl FnOnce(Request) -> F,
+) -> Response {
     let method = match *request.method() {
         Method::GET => "GET",
         Method::POST => "POST",
         Method::OPTIONS => "OPTIONS",
         _ => "other",
     };
-    let response = next.run(request).await;
-    let handler = response.extensions().get::<Route>().map_or(&*handler, |Route(route)| route);
-    app.metrics.answered(handler, method, response.status().as_u16());
+    let response = next(request).await;
+    let route = response.extensions().get::<Route>().map_or(&*route, |Route(route)| route);
+    app.metrics.answered(route, method, response.status().as_u16());
     response
 }

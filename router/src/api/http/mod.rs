@@ -1,6 +1,7 @@
 //! What all APIs over HTTP share: keys, cross-origin requests, request ids, receipts, spans, metrics,
 //! server-sent events and entity tags.
 
+pub(crate) mod around;
 pub mod body;
 pub mod cors;
 pub mod error;

@@ -50,11 +50,20 @@ pub fn names() -> impl Iterator<Item = HeaderName> {
 /// Adds the headers to the answer. A stream's are those of its beginning.
 pub async fn show(request: Request, next: Next) -> Response {
     let is_anthropics = request.uri().path().contains("/v1/messages");
-    let key = request.extensions().get::<Tenant>().and_then(Tenant::key).cloned();
-    let Some(key) = key.filter(|_| request.method() == Method::POST) else { return next.run(request).await };
+    let tenant = request.extensions().get::<Tenant>().cloned();
+    let Some(tenant) = tenant.filter(|_| request.method() == Method::POST) else {
+        return next.run(request).await;
+    };
     let mut response = next.run(request).await;
-    add(response.headers_mut(), &key.quotas(clock::now()), is_anthropics);
+    add_of(&mut response, &tenant, is_anthropics);
     response
+}
+
+/// Adds the headers of the limits of `tenant`'s key to an answer to POST.
+pub fn add_of(response: &mut Response, tenant: &Tenant, is_anthropics: bool) {
+    if let Some(key) = tenant.key() {
+        add(response.headers_mut(), &key.quotas(clock::now()), is_anthropics);
+    }
 }
 
 /// Adds the headers of `quotas`, by Anthropic's names or OpenAI's.

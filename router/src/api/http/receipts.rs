@@ -2,7 +2,6 @@
 //! in a header of the same name, and the trace as attributes.
 
 use axum::extract::Request;
-use axum::middleware::Next;
 use axum::response::Response;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use skein_choice::receipt::Receipts;
@@ -32,9 +31,12 @@ pub fn current() -> Option<Receipts> {
 
 /// Collects receipts for a call that asks, and adds them to its answer. Choices after the answer's head, of a
 /// stream that moves, are only in the trace.
-pub async fn give(request: Request, next: Next) -> Response {
-    let Some(receipts) = asked(request.headers()) else { return next.run(request).await };
-    let mut response = CURRENT.scope(receipts.clone(), next.run(request)).await;
+pub async fn give<F: Future<Output = Response>>(
+    request: Request,
+    next: impl FnOnce(Request) -> F,
+) -> Response {
+    let Some(receipts) = asked(request.headers()) else { return next(request).await };
+    let mut response = CURRENT.scope(receipts.clone(), next(request)).await;
     if let Some(value) = header(&receipts) {
         response.headers_mut().insert(RECEIPT, value);
     }
@@ -74,15 +76,16 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_carries_the_receipts_of_its_call() {
+        use axum::middleware::Next;
         use tower::ServiceExt;
         let handler = || async {
             if let Some(receipts) = current() {
                 receipts.add(receipt("w"));
             }
         };
-        let router = axum::Router::new()
-            .route("/", axum::routing::get(handler))
-            .layer(axum::middleware::from_fn(give));
+        let router = axum::Router::new().route("/", axum::routing::get(handler)).layer(
+            axum::middleware::from_fn(|request, next: Next| give(request, |request| next.run(request))),
+        );
         let ask = |value: &'static str| {
             let request = Request::builder().uri("/").header(RECEIPT, value).body(axum::body::Body::empty());
             router.clone().oneshot(request.unwrap())

@@ -10,9 +10,9 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use uuid::Uuid;
 
 use crate::api::answer::progress::Progress;
+use crate::ids;
 use crate::refusal::Refusal;
 use crate::validate::is_request_id;
 
@@ -87,22 +87,37 @@ fn text<'a>(
 
 /// Puts `X-Request-Id` on every answer. An invalid value in the request is ignored, because a proxy may have
 /// set it.
-pub async fn name(mut request: Request, next: Next) -> Response {
+pub async fn name<F: Future<Output = Response>>(
+    request: Request,
+    next: impl FnOnce(Request, RequestId) -> F,
+) -> Response {
     let is_name = |value: &HeaderValue| value.to_str().is_ok_and(is_request_id);
     let is_anthropics = request.uri().path().contains("/v1/messages");
     let given = request.headers().get(X_REQUEST_ID).filter(|value| is_name(value)).cloned();
-    let id = Uuid::now_v7().to_string();
-    request.extensions_mut().insert(RequestId(id.clone()));
-    let mut response = next.run(request).await;
+    let id = ids::drawn();
+    let mut response = next(request, RequestId(id.to_string())).await;
+    let headers = response.headers_mut();
     // The handler sets the id that it used; the client's value takes precedence.
-    let by_handler = response.headers().get(X_REQUEST_ID).cloned();
-    if let Some(name) = given.or(by_handler).or_else(|| HeaderValue::from_str(&id).ok()) {
-        if is_anthropics {
-            response.headers_mut().insert(REQUEST_ID, name.clone());
-        }
-        response.headers_mut().insert(X_REQUEST_ID, name);
+    if let Some(given) = given {
+        headers.insert(X_REQUEST_ID, given);
+    } else if let http::header::Entry::Vacant(entry) = headers.entry(X_REQUEST_ID)
+        && let Ok(name) = HeaderValue::from_str(&id.to_string())
+    {
+        entry.insert(name);
+    }
+    if is_anthropics && let Some(name) = headers.get(X_REQUEST_ID).cloned() {
+        headers.insert(REQUEST_ID, name);
     }
     response
+}
+
+/// [`name`] as a layer: handlers find the id in the extensions.
+pub async fn layer(request: Request, next: Next) -> Response {
+    let with_id = |mut request: Request, id| {
+        request.extensions_mut().insert(id);
+        next.run(request)
+    };
+    name(request, with_id).await
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 //! its own.
 
 use axum::extract::Request;
-use axum::middleware::Next;
 use axum::response::Response;
 use http::{HeaderName, HeaderValue, Method};
 use skein_node::trace::{self, Remote};
@@ -12,14 +11,17 @@ use crate::api::kserve::rest::target::Target;
 const TRACEPARENT: HeaderName = HeaderName::from_static(trace::TRACEPARENT);
 
 /// Traces a request to a path in [`GENERATING`]; others pass through.
-pub async fn trace(request: Request, next: Next) -> Response {
-    let Some(path) = generating(&request) else { return next.run(request).await };
+pub async fn trace<F: Future<Output = Response>>(
+    request: Request,
+    next: impl FnOnce(Request) -> F,
+) -> Response {
+    let Some(path) = generating(&request) else { return next(request).await };
     let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
     let span = trace::Request::begin(Remote::read(header));
-    let Some(traceparent) = span.traceparent() else { return next.run(request).await };
+    let Some(traceparent) = span.traceparent() else { return next(request).await };
     span.name("POST", path);
     span.set_all(|| [("http.request.method", "POST".into()), ("url.path", path.into())]);
-    let mut response = trace::within(span.clone(), next.run(request)).await;
+    let mut response = trace::within(span.clone(), next(request)).await;
     let status = response.status();
     span.set("http.response.status_code", i64::from(status.as_u16()));
     if status.is_server_error() {

@@ -1,8 +1,7 @@
 //! `POST /v1/chat/completions`: one conversation.
 
-use axum::Json;
 use axum::extract::{Extension, Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures::Stream;
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value, json};
@@ -19,7 +18,8 @@ use crate::api::answer::events::{ResumableEvents, SseEvent};
 use crate::api::answer::logprobs::{self, Names};
 use crate::api::answer::moves::MoveChunks;
 use crate::api::answer::response_id::response_id;
-use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
+use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks, json_response};
+use crate::api::answer::written::{End, MessageChoice, Shown, Written};
 use crate::api::fields::effort;
 use crate::api::fields::listing::Kind;
 use crate::api::fields::object::{Fields, wrong};
@@ -43,10 +43,11 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let headers = request.headers().clone();
-    let fields = Fields::read(request, &app).await.inspect_err(|refusal| refusal.log(&id))?;
+    let (parts, body) = request.into_parts();
+    let headers = &parts.headers;
+    let fields = Fields::received(headers, body, &app).await.inspect_err(|refusal| refusal.log(&id))?;
     let (call, draft) =
-        GenerationCall::parse(fields, &headers, &id, &app).inspect_err(|refusal| refusal.log(&id))?;
+        GenerationCall::parse(fields, headers, &id, &app).inspect_err(|refusal| refusal.log(&id))?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
     let mut merged = CallStream::start(&app, &tenant, vec![draft]).await?;
     let answer = Answer::new(app, call, &merged);
@@ -56,7 +57,7 @@ pub async fn create(
         merged.wait_for(|_, delta| seen.is_new(delta.sample_index as usize, delta)).await?;
         sse::response::<OpenAi>(answer.chunks(merged, outgoing))
     } else {
-        Json(answer.whole(merged).await?).into_response()
+        json_response(answer.whole(merged).await?)
     };
     Ok(shapes::finish_response(response, &id, ignored))
 }
@@ -204,12 +205,13 @@ impl Answer {
             id: response_id("chatcmpl-", &call.id),
             object: if call.wants.stream { "chat.completion.chunk" } else { "chat.completion" },
             created: clock::unix_time().as_secs(),
-            model: merged.shown_model(&app.text.name()).to_string(),
+            model: merged.shown_model(&app.text.name()),
         };
         Self { app, call, heading }
     }
 
-    async fn whole(self, mut merged: CallStream) -> Result<Value, Refusal> {
+    /// The whole answer as JSON text.
+    async fn whole(self, mut merged: CallStream) -> Result<String, Refusal> {
         let mut gathered: Vec<Gathered> = (0..self.choices(&merged)).map(|_| Gathered::default()).collect();
         while let Some(item) = merged.next().await {
             let (_, delta) = item?;
@@ -217,7 +219,20 @@ impl Answer {
                 choice.push(delta);
             }
         }
-        let choices = self.choice_list(&merged, gathered);
+        let messages = self.messages(&merged, &mut gathered);
+        if self.is_plain() && messages.iter().all(Message::is_content) {
+            let text_bytes = messages.iter().map(|message| message.content.len()).sum();
+            let all = messages.iter().zip(&gathered).enumerate();
+            let choices: Vec<MessageChoice<'_>> = all
+                .map(|(index, (message, gathered))| Self::plain_choice(index, message, gathered))
+                .collect();
+            let (usage, journey) = (Shown::As(merged.usage()), merged.journey());
+            let answer = Written { heading: &self.heading, choices: &choices, usage, journey };
+            return Ok(answer.json(text_bytes));
+        }
+        let ids = Self::call_ids(&merged);
+        let choice = |(index, (message, gathered))| self.choice(index, gathered, message, &ids);
+        let choices = messages.into_iter().zip(gathered).enumerate().map(choice).collect();
         let mut object = self.heading.object(choices);
         object.insert("usage".to_owned(), shapes::usage(merged.usage()));
         shapes::add_receipt(&mut object, merged.journey());
@@ -231,7 +246,17 @@ impl Answer {
             }
         }
         self.add_prompt_text(&mut object, &merged)?;
-        Ok(object.into())
+        Ok(Value::Object(object).to_string())
+    }
+
+    /// Whether an answer shows nothing but its messages.
+    fn is_plain(&self) -> bool {
+        let GenerationCall { logprobs, prompt_logprobs, prompt_text, wants, .. } = &self.call;
+        !(*logprobs || *prompt_logprobs || *prompt_text || wants.return_token_ids)
+    }
+
+    fn plain_choice<'a>(index: usize, message: &'a Message, gathered: &Gathered) -> MessageChoice<'a> {
+        MessageChoice { index, content: &message.content, end: End::of(gathered.finish.as_ref()) }
     }
 
     /// Adds the rendered prompt, if requested. It is read from the tokens, so a truncated one is shown as the
@@ -244,27 +269,30 @@ impl Answer {
         Ok(())
     }
 
-    fn choice_list(&self, merged: &CallStream, gathered: Vec<Gathered>) -> Vec<Value> {
-        let (mut split, ids) = self.split(merged);
-        let choice = |(index, mut gathered): (usize, Gathered)| {
+    /// The message of each choice; takes their text.
+    fn messages(&self, merged: &CallStream, gathered: &mut [Gathered]) -> Vec<Message> {
+        let mut split = self.split(merged);
+        let message = |(index, gathered): (usize, &mut Gathered)| {
             let mut message = Message::default();
             let text = std::mem::take(&mut gathered.text);
             message.extend(split.push(index, text, &gathered.control_at));
             message.extend(split.finish(index));
-            self.choice(index, gathered, message, &ids)
+            message
         };
-        gathered.into_iter().enumerate().map(choice).collect()
+        gathered.iter_mut().enumerate().map(message).collect()
     }
 
-    /// Splitters of the choices, and the ids of their calls.
-    fn split(&self, merged: &CallStream) -> (Choices, CallIds) {
-        let prompt = merged.prompts().first();
-        let plan = prompt.and_then(|prompt| prompt.split.as_ref());
+    /// Splitters of the choices.
+    fn split(&self, merged: &CallStream) -> Choices {
+        let plan = merged.prompts().first().and_then(|prompt| prompt.split.as_ref());
         let counts = || self.app.metrics.parsed(ParsedApi::Chat, self.call.wants.stream);
-        let choices =
-            Choices::new(plan, self.choices(merged), self.call.include_reasoning).counted(plan, counts);
-        let ids = prompt.map_or_else(CallIds::default, |prompt| CallIds::new(&prompt.request, plan));
-        (choices, ids)
+        Choices::new(plan, self.choices(merged), self.call.include_reasoning).counted(plan, counts)
+    }
+
+    /// Ids of the calls in the choices.
+    fn call_ids(merged: &CallStream) -> CallIds {
+        let prompt = merged.prompts().first();
+        prompt.map_or_else(CallIds::default, |prompt| CallIds::new(&prompt.request, prompt.split.as_ref()))
     }
 
     fn choice(&self, index: usize, gathered: Gathered, message: Message, ids: &CallIds) -> Value {
@@ -298,7 +326,7 @@ impl Answer {
     ) -> impl Stream<Item = Result<SseEvent, Refusal>> + Send {
         let text_chunks = self.text_chunks();
         let mut moves = MoveChunks::new(self.call.wants.moves);
-        let (mut split, ids) = self.split(&merged);
+        let (mut split, ids) = (self.split(&merged), Self::call_ids(&merged));
         async_stream::try_stream! {
             for index in 0..self.choices(&merged) {
                 if !outgoing.has_begun(index) {

@@ -1,8 +1,7 @@
 //! `POST /v1/completions`: one or many prompts, as text or as token ids.
 
-use axum::Json;
 use axum::extract::{Extension, Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures::Stream;
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value, json};
@@ -13,12 +12,13 @@ use skein_text::detokenizer::Detokenizer;
 
 use super::error::{OpenAi, OpenAiError};
 use crate::api::answer::call_stream::CallStream;
-use crate::api::answer::events::{ResumableEvents, SseEvent};
+use crate::api::answer::events::{ResumableEvents, SseData, SseEvent};
 use crate::api::answer::logprobs::{self, CompletionLogprobs, Echo, Names, ScoredToken};
 use crate::api::answer::moves::MoveChunks;
 use crate::api::answer::progress::Progress;
 use crate::api::answer::response_id::response_id;
-use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
+use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks, json_response};
+use crate::api::answer::written::{End, Shown, TextChoice, Written};
 use crate::api::fields::field::Field;
 use crate::api::fields::listing::Kind;
 use crate::api::fields::object::{Fields, integers, wrong};
@@ -39,10 +39,11 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let headers = request.headers().clone();
-    let fields = Fields::read(request, &app).await.inspect_err(|refusal| refusal.log(&id))?;
+    let (parts, body) = request.into_parts();
+    let headers = &parts.headers;
+    let fields = Fields::received(headers, body, &app).await.inspect_err(|refusal| refusal.log(&id))?;
     let (call, drafts) =
-        GenerationCall::parse(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
+        GenerationCall::parse(fields, headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
     let mut merged = CallStream::start(&app, &tenant, drafts).await?;
     let answer = Answer::new(app, call, &merged);
@@ -52,7 +53,7 @@ pub async fn create(
         merged.wait_for(|at, delta| seen.is_new(at * n + delta.sample_index as usize, delta)).await?;
         sse::response::<OpenAi>(answer.chunks(merged, outgoing))
     } else {
-        Json(answer.whole(merged).await?).into_response()
+        json_response(answer.whole(merged).await?)
     };
     Ok(shapes::finish_response(response, &id, ignored))
 }
@@ -127,12 +128,13 @@ impl GenerationCall {
             id: id.clone(),
         };
         base.sampling = sampling;
-        let alone = prompts.len() == 1;
+        let count = prompts.len();
         let drafts = prompts.into_iter().enumerate().map(|(at, prompt)| {
             // Ids of running requests are unique, so each prompt of a call is numbered.
-            let part = (!alone).then_some(at);
+            let part = (count > 1).then_some(at);
             let version = begun_on.get(at).copied().unwrap_or_default();
-            Draft { prompt, part, version, request_id: Some(id.clone()), ..base.clone() }
+            let base = if at + 1 == count { std::mem::take(&mut base) } else { base.clone() };
+            Draft { prompt, part, version, request_id: Some(id.clone()), ..base }
         });
         Ok((call, drafts.collect()))
     }
@@ -214,7 +216,8 @@ struct Answer {
 
 struct Choice {
     begun: bool,
-    logprobs: CompletionLogprobs,
+    /// `None` if they are not shown.
+    logprobs: Option<CompletionLogprobs>,
 }
 
 impl Answer {
@@ -223,21 +226,20 @@ impl Answer {
             id: response_id("cmpl-", &call.id),
             object: "text_completion",
             created: clock::unix_time().as_secs(),
-            model: merged.shown_model(&app.text.name()).to_string(),
+            model: merged.shown_model(&app.text.name()),
         };
         let n = merged.prompts().first().map_or(1, |prompt| prompt.request.n as usize);
-        let choice = |_| Choice {
-            begun: false,
-            logprobs: CompletionLogprobs::new(Detokenizer::new(
-                app.text.tokenizer.bytes().clone(),
-                call.skip_special_tokens,
-            )),
+        let logprobs = || {
+            let bytes = app.text.tokenizer.bytes().clone();
+            CompletionLogprobs::new(Detokenizer::new(bytes, call.skip_special_tokens))
         };
+        let choice = |_| Choice { begun: false, logprobs: call.logprobs.then(logprobs) };
         let choices = (0..merged.prompts().len() * n).map(choice).collect();
         Self { app, call, heading, n, choices }
     }
 
-    async fn whole(mut self, mut merged: CallStream) -> Result<Value, Refusal> {
+    /// The whole answer as JSON text.
+    async fn whole(mut self, mut merged: CallStream) -> Result<String, Refusal> {
         let mut gathered: Vec<Gathered> = self.choices.iter().map(|_| Gathered::default()).collect();
         while let Some(item) = merged.next().await {
             let (at, delta) = item?;
@@ -245,6 +247,15 @@ impl Answer {
             if let Some(choice) = gathered.get_mut(at * self.n + delta.sample_index as usize) {
                 choice.push(delta);
             }
+        }
+        if self.is_plain() {
+            let choice = |(index, choice)| Self::plain_choice(index, choice);
+            let choices: Vec<TextChoice<'_>> = gathered.iter().enumerate().map(choice).collect();
+            let usage = Shown::As(self.counted(merged.usage()));
+            let text_bytes = gathered.iter().map(|choice| choice.text.len()).sum();
+            let answer =
+                Written { heading: &self.heading, choices: &choices, usage, journey: merged.journey() };
+            return Ok(answer.json(text_bytes));
         }
         let mut choices = Vec::new();
         for (index, choice) in gathered.into_iter().enumerate() {
@@ -260,7 +271,17 @@ impl Answer {
         let mut object = self.heading.object(choices);
         object.insert("usage".to_owned(), self.usage(merged.usage()));
         shapes::add_receipt(&mut object, merged.journey());
-        Ok(object.into())
+        Ok(Value::Object(object).to_string())
+    }
+
+    /// Whether choices show nothing but their text and their end.
+    fn is_plain(&self) -> bool {
+        let GenerationCall { echo, logprobs, prompt_logprobs, wants, .. } = &self.call;
+        !(*echo || *logprobs || *prompt_logprobs || wants.return_token_ids)
+    }
+
+    fn plain_choice(index: usize, choice: &Gathered) -> TextChoice<'_> {
+        TextChoice { index, text: &choice.text, end: End::of(choice.finish.as_ref()) }
     }
 
     fn chunks(
@@ -293,6 +314,15 @@ impl Answer {
                     yield outgoing.event(index, false, chunks.chunk(index, &delta.text));
                     continue;
                 }
+                if text_chunks.is_some() {
+                    let choice = [TextChoice { index, text: &delta.text, end: End::of(delta.finish.as_ref()) }];
+                    let usage = if self.call.wants.include_usage { Shown::Null } else { Shown::No };
+                    let journey = merged.journey();
+                    let chunk = Written { heading: &self.heading, choices: &choice, usage, journey };
+                    let json = chunk.json(delta.text.len());
+                    yield outgoing.event(index, true, SseData::Written(json));
+                    continue;
+                }
                 let choice = self.choice(index, delta, &merged)?;
                 let mut object = self.chunk(choice, merged.usage_of(at, index - at * self.n));
                 if finished {
@@ -311,12 +341,10 @@ impl Answer {
 
     /// Fast writer for chunks that carry only text; its output equals that of `choice`.
     fn text_chunks(&self) -> Option<TextChunks> {
-        let GenerationCall { echo, logprobs, prompt_logprobs, wants, .. } = &self.call;
-        let Wants { return_token_ids, continuous_usage, include_usage, .. } = *wants;
+        let Wants { continuous_usage, include_usage, .. } = self.call.wants;
         let after = ",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null";
         let chunks = || TextChunks::new(&self.heading, ",\"text\":", after, include_usage);
-        let is_plain = !(*echo || *logprobs || *prompt_logprobs || return_token_ids || continuous_usage);
-        is_plain.then(chunks)
+        (self.is_plain() && !continuous_usage).then(chunks)
     }
 
     /// A chunk with a choice, of whose output `usage` counts the tokens.
@@ -353,7 +381,10 @@ impl Answer {
             && let Some(choice) = self.choices.get_mut(index)
         {
             let names = names(&self.app, &self.call);
-            choice.logprobs.next(names, Echo::default(), &scored_output(had));
+            choice
+                .logprobs
+                .as_mut()
+                .map(|logprobs| logprobs.next(names, Echo::default(), &scored_output(had)));
         }
     }
 
@@ -371,7 +402,8 @@ impl Answer {
             let output = scored_output(&delta);
             let names = names(&self.app, &self.call);
             let echo = Echo { text: &text, tokens: &shown };
-            self.choices.get_mut(index).map(|choice| choice.logprobs.next(names, echo, &output))
+            let logprobs = self.choices.get_mut(index).and_then(|choice| choice.logprobs.as_mut());
+            logprobs.map(|logprobs| logprobs.next(names, echo, &output))
         });
         text.push_str(&delta.text);
         let mut choice = json!({
@@ -401,11 +433,13 @@ impl Answer {
         }
     }
 
-    fn usage(&self, mut usage: Usage) -> Value {
-        if self.call.drop_output {
-            usage.completion_tokens = 0;
-        }
-        shapes::usage(usage)
+    fn usage(&self, usage: Usage) -> Value {
+        shapes::usage(self.counted(usage))
+    }
+
+    /// Counts without output that is dropped.
+    fn counted(&self, usage: Usage) -> Usage {
+        if self.call.drop_output { Usage { completion_tokens: 0, ..usage } } else { usage }
     }
 }
 

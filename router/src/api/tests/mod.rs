@@ -7,6 +7,7 @@ mod coding_clients;
 pub(super) mod compared;
 mod conversations;
 mod description;
+mod directly;
 mod errors;
 mod fuzz;
 mod known_fields;
@@ -37,6 +38,7 @@ use serde_json::{Value, json};
 use skein_proto::finish::FinishReason;
 use tower::ServiceExt;
 
+use super::direct::{self, Direct};
 use crate::app::App;
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenRequest};
@@ -98,7 +100,7 @@ async fn send_odd(app: &App, request: Request<Body>) -> Answer {
 }
 
 async fn answered(app: &App, request: Request<Body>, asked: compared::Asked) -> Answer {
-    let response = routes(app.clone()).oneshot(request).await.unwrap();
+    let response = direct::answer(Direct::new(app), routes(app.clone()), request).await;
     let (parts, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     let answer = Answer {

@@ -1,0 +1,102 @@
+//! The routes that take most requests, without a router in between: it clones and allocates tens of boxes for
+//! each request. They pass the same functions in the same order as in [`router`](super::router()).
+
+use axum::Router;
+use axum::extract::{Extension, Request, State};
+use axum::response::{IntoResponse, Response};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use http::Method;
+use tower::ServiceExt;
+
+use super::http::around::around;
+use super::http::error::Refuse;
+use super::http::keys::ApiKeys;
+use super::http::nodes::Node;
+use super::http::rate_limits;
+use super::openai::error::OpenAiError;
+use super::openai::{chat, completions};
+use crate::app::App;
+use crate::request::tenant::Tenant;
+
+/// Serves the direct routes.
+#[derive(Clone)]
+pub struct Direct {
+    app: App,
+    keys: ApiKeys,
+}
+
+/// A direct route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Route {
+    /// `POST /v1/completions`.
+    Completions,
+    /// `POST /v1/chat/completions`.
+    Chat,
+}
+
+impl Route {
+    /// The direct route of a request, if any.
+    fn of(request: &Request) -> Option<Self> {
+        let routes = [Self::Completions, Self::Chat];
+        let is_post = request.method() == Method::POST;
+        routes.into_iter().find(|route| is_post && route.path() == request.uri().path())
+    }
+
+    const fn path(self) -> &'static str {
+        match self {
+            Self::Completions => "/v1/completions",
+            Self::Chat => "/v1/chat/completions",
+        }
+    }
+}
+
+/// Answers a request by its direct route, else by `router`.
+pub async fn answer(direct: Option<Direct>, router: Router, request: Request) -> Response {
+    match direct.zip(Route::of(&request)) {
+        Some((direct, route)) => direct.answer(route, request).await,
+        None => router.oneshot(request).await.unwrap_or_else(|never| match never {}),
+    }
+}
+
+impl Direct {
+    /// `None` if pages of other origins are allowed: their answers have further headers.
+    pub fn new(app: &App) -> Option<Self> {
+        let has_origins = !app.config.allowed_origins.is_empty();
+        (!has_origins).then(|| Self { app: app.clone(), keys: ApiKeys::of(&app.config) })
+    }
+
+    /// Answers a request to `route`. In a box, because a connection keeps room for its answer's state.
+    fn answer(self, route: Route, request: Request) -> BoxFuture<'static, Response> {
+        let Self { app, keys } = self;
+        let handled = app.clone();
+        let next = move |request: Request, id| async move {
+            let tenant = match tenant(&keys, &request) {
+                Ok(tenant) => tenant,
+                Err(refused) => return refused,
+            };
+            let (id, whose) = (Extension(id), Extension(tenant.clone()));
+            let answer = match route {
+                Route::Completions => completions::create(State(handled), id, whose, request).await,
+                Route::Chat => chat::create(State(handled), id, whose, request).await,
+            };
+            let mut answer = answer.into_response();
+            if keys.has_limits() {
+                rate_limits::add_of(&mut answer, &tenant, false);
+            }
+            answer
+        };
+        around(app, route.path().into(), request, next).boxed()
+    }
+}
+
+/// Whose a request is, or the answer that refuses it.
+fn tenant(keys: &ApiKeys, request: &Request) -> Result<Tenant, Response> {
+    const REFUSE: Refuse = OpenAiError::refuse;
+    if request.extensions().get::<Node>().is_some() {
+        // It has checked the keys of its own clients.
+        return Ok(Tenant::default());
+    }
+    let found = keys.tenant(request.headers());
+    found.map(|(tenant, _)| tenant).map_err(|refusal| REFUSE(request, refusal))
+}
