@@ -1,9 +1,9 @@
 //! What predictions leave out, learned from what came of them. Pure.
 //!
-//! A prediction adds up tokens at measured rates. It knows nothing of what each request costs besides: the fixed
-//! part of a step, the network, tokens that wait where no report counts them. So the router fits
-//! `actual = fixed + factor * predicted` to the latest first tokens of all workers. A prediction is in seconds at
-//! its worker's own rates, so workers of different speeds share the fit.
+//! A prediction adds up tokens at measured rates. It knows nothing of what each request costs besides: the
+//! fixed part of a step, the network, tokens that wait where no report counts them. So the router fits
+//! `actual = fixed + factor * predicted` to the latest first tokens of all workers. A prediction is in
+//! seconds at its worker's own rates, so workers of different speeds share the fit.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use std::time::Duration;
 const KEEP: f64 = 0.99;
 /// Weight of the assumption that predictions are right, in first tokens.
 const PRIOR: f64 = 4.0;
-/// Errors above this fraction count less, in proportion: a request that met others by chance says little of the
-/// next one.
+/// Errors above this fraction count less, in proportion: a request that met others by chance says little of
+/// the next one.
 const USUAL_ERROR: f64 = 0.1;
 /// Shortest time that errors are a fraction of, in seconds.
 const SHORTEST: f64 = 0.001;
@@ -30,8 +30,8 @@ pub(crate) struct Calibration {
 }
 
 impl Calibration {
-    /// Learns from a first token after `actual`, for which the terms of the prediction added up to `predicted`
-    /// seconds.
+    /// Learns from a first token after `actual`, for which the terms of the prediction added up to
+    /// `predicted` seconds.
     pub fn observe(&mut self, predicted: f64, actual: Duration) {
         let actual = actual.as_secs_f64();
         if !predicted.is_finite() {

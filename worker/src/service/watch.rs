@@ -26,6 +26,8 @@ pub(super) const EVENT_QUEUE: usize = 64;
 
 /// Most time that a change waits for others before it is sent with the load.
 const CHANGES_WAIT: Duration = Duration::from_millis(50);
+/// The same while the worker has nothing to do and only this router gave it something: the router knows.
+const CHANGES_WAIT_IDLE: Duration = Duration::from_millis(250);
 /// Most entries that wait: they fit into the queue.
 const ENTRIES_WAIT: u64 = EVENT_QUEUE as u64;
 /// Longest time between load reports while there is work; they show the router that steps continue.
@@ -60,6 +62,7 @@ pub(super) async fn follow(
         events,
         load_sent: None,
         changed_at: None,
+        has_others: false,
         unseen: next,
         metrics,
         totals_sent: None,
@@ -82,6 +85,8 @@ struct Follower {
     load_sent: Option<Timestamp>,
     /// When the first change came that was not sent yet.
     changed_at: Option<Timestamp>,
+    /// Another router gave the worker something since the router was last told that there is nothing to do.
+    has_others: bool,
     /// Number of the first log entry that was not yet looked at.
     unseen: u64,
     /// Counters to report; `None` = nothing is counted.
@@ -102,14 +107,15 @@ impl Follower {
         let mut changes = self.engine.log().subscribe();
         self.adapter_changes.as_mut().into_iter().for_each(Listener::mark_unchanged);
         self.send_adapters().await?;
-        let mut wait = self.load_due_in();
-        if wait.is_zero() || self.is_news() {
+        let is_news = self.is_news();
+        let is_due = self.load_due_in().is_zero();
+        if is_news || is_due {
             self.send_entries().await?;
         }
-        if wait.is_zero() {
+        if is_due {
             self.send_load().await?;
-            wait = self.load_due_in();
         }
+        let wait = self.load_due_in();
         tokio::select! {
             biased;
             () = changes.changed() => self.changed_at = self.changed_at.or_else(|| Some(clock::now())),
@@ -137,10 +143,10 @@ impl Follower {
     fn is_news(&mut self) -> bool {
         let log = self.engine.log();
         let (first, last) = (self.unseen.max(self.next), log.last_sequence());
+        let is_others = log.has_admitted_from_another(first, self.router);
         self.unseen = last + 1;
-        self.next == 0
-            || last >= self.next + ENTRIES_WAIT
-            || log.has_admitted_from_another(first, self.router)
+        self.has_others |= is_others;
+        is_others || self.next == 0 || last >= self.next + ENTRIES_WAIT
     }
 
     /// Sends entries from `next` on, or a snapshot if the log does not reach back that far.
@@ -174,13 +180,16 @@ impl Follower {
         let load = self.engine.log().load();
         let is_busy = load.running + load.waiting > 0;
         let alive = sent + if is_busy { LOAD_INTERVAL_BUSY } else { LOAD_INTERVAL_IDLE };
-        let due = self.changed_at.map_or(alive, |changed| alive.min(changed + CHANGES_WAIT));
+        let wait = if is_busy || self.has_others { CHANGES_WAIT } else { CHANGES_WAIT_IDLE };
+        let due = self.changed_at.map_or(alive, |changed| alive.min(changed + wait));
         due.since(clock::now())
     }
 
     async fn send_load(&mut self) -> Option<()> {
         (self.load_sent, self.changed_at) = (Some(clock::now()), None);
         let report = self.engine.log().report(self.router);
+        // Their end is told in time, too.
+        self.has_others &= report.load.running + report.load.waiting > 0;
         self.told_drain = (report.draining, report.giving_back);
         let totals = self.totals_due();
         self.send(WatchBody::Load(report, totals)).await
@@ -242,6 +251,7 @@ mod tests {
             events,
             load_sent: None,
             changed_at: None,
+            has_others: false,
             unseen: 1,
             metrics: None,
             totals_sent: None,
@@ -265,6 +275,8 @@ mod tests {
         follower.send_load().await.expect("somebody listens");
         assert_eq!((is_draining().await, follower.load_due_in()), (Some(false), LOAD_INTERVAL_IDLE));
         follower.changed_at = Some(clock::now());
+        assert_eq!(follower.load_due_in(), CHANGES_WAIT_IDLE);
+        follower.has_others = true;
         assert_eq!(follower.load_due_in(), CHANGES_WAIT);
         engine.log().set_draining();
         assert_eq!(follower.load_due_in(), Duration::ZERO, "a drain is reported at once");

@@ -2,6 +2,7 @@
 
 pub mod command;
 mod figures;
+mod news;
 mod simulation;
 mod steps;
 mod trace;

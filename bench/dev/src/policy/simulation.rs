@@ -13,17 +13,17 @@ use skein_choice::worker_id::WorkerId;
 use skein_node::clock::{self, Timestamp};
 use skein_node::discovery::{Change, Member};
 use skein_proto::info::WorkerInfo;
-use skein_proto::load::LoadReport;
 use skein_proto::placement::Placement;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 
+use super::news::Message;
 use super::steps::StepEnd;
 use super::trace::Recorded;
 use super::worker::{Machine, Placed, Prefilled, Prompt, SimWorker};
 
 /// Interval of load reports in nanoseconds, as with real workers.
 const REPORT_EVERY: u64 = 50_000_000;
-const EPOCH: u64 = 1;
+pub(super) const EPOCH: u64 = 1;
 /// Memory limit of the index: more than any trace needs, so that only policies differ.
 const INDEX_BYTES: usize = 4 << 30;
 const LIMITS: HealthLimits =
@@ -54,9 +54,9 @@ pub enum Placer {
 }
 
 /// A router, and its own number for each worker.
-struct Router {
-    fleet: Fleet,
-    ids: Vec<WorkerId>,
+pub(super) struct Router {
+    pub fleet: Fleet,
+    pub ids: Vec<WorkerId>,
 }
 
 /// Result of a request.
@@ -82,7 +82,7 @@ pub struct Replay {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Happening {
+pub(super) enum Happening {
     Prefilled {
         worker: usize,
     },
@@ -100,27 +100,19 @@ enum Happening {
     },
 }
 
-/// What a router hears.
-#[derive(Debug)]
-enum Message {
-    Watched { worker: usize, event: WatchEvent },
-    FirstToken(WorkerPlacement),
-    Ended(WorkerPlacement),
-}
-
-struct Simulation<'a> {
+pub(super) struct Simulation<'a> {
     trace: &'a [Recorded],
-    cluster: Cluster,
+    pub(super) cluster: Cluster,
     placer: Placer,
-    routers: Vec<Router>,
+    pub(super) routers: Vec<Router>,
     /// Number of the next event in each worker's log.
-    logs: Vec<u64>,
-    workers: Vec<SimWorker>,
+    pub(super) logs: Vec<u64>,
+    pub(super) workers: Vec<SimWorker>,
     /// Router of each running request, with its placement.
     placements: Vec<Option<(usize, WorkerPlacement)>>,
     happenings: BinaryHeap<Reverse<(u64, Happening)>>,
     /// Messages under way, each to one router, oldest first.
-    messages: VecDeque<(usize, Message)>,
+    pub(super) messages: VecDeque<(usize, Message)>,
     rng: StdRng,
     left: usize,
     replay: Replay,
@@ -207,7 +199,7 @@ impl<'a> Simulation<'a> {
         self.at(first, Happening::Report { worker });
     }
 
-    fn at(&mut self, time: u64, happening: Happening) {
+    pub(super) fn at(&mut self, time: u64, happening: Happening) {
         self.happenings.push(Reverse((time, happening)));
     }
 
@@ -223,12 +215,7 @@ impl<'a> Simulation<'a> {
                     self.hear(now, router, message);
                 }
                 Happening::Report { worker } => {
-                    let report = self.workers[worker].report(now);
-                    for router in 0..self.routers.len() {
-                        let last_placement_sequence = self.workers[worker].seen(router);
-                        let report = LoadReport { last_placement_sequence, ..report };
-                        self.tell_router(now, router, worker, WatchBody::Load(report, Vec::new()));
-                    }
+                    self.report(now, worker);
                     self.at(now + REPORT_EVERY, Happening::Report { worker });
                 }
                 Happening::Tick => {
@@ -238,40 +225,6 @@ impl<'a> Simulation<'a> {
                     self.at(now + 250_000_000, Happening::Tick);
                 }
             }
-        }
-    }
-
-    /// Appends an event to a worker's log, which all routers read.
-    fn tell(&mut self, now: u64, worker: usize, body: WatchBody) {
-        for router in 0..self.routers.len() {
-            self.tell_router(now, router, worker, body.clone());
-        }
-        self.logs[worker] += 1;
-    }
-
-    fn tell_router(&mut self, now: u64, router: usize, worker: usize, body: WatchBody) {
-        let event = WatchEvent { epoch: EPOCH, sequence: self.logs[worker], body };
-        self.send(now, router, Message::Watched { worker, event });
-    }
-
-    fn send(&mut self, now: u64, router: usize, message: Message) {
-        if self.cluster.delay == 0 {
-            return self.hear(now, router, message);
-        }
-        self.messages.push_back((router, message));
-        self.at(now + self.cluster.delay, Happening::Heard);
-    }
-
-    fn hear(&mut self, now: u64, router: usize, message: Message) {
-        let Router { fleet, ids } = &mut self.routers[router];
-        match message {
-            Message::Watched { worker, event } => {
-                let actions = fleet.handle(time(now), Event::Watched(ids[worker], event));
-                let is_lost = actions.iter().any(|action| matches!(action, Action::Resubscribe(_)));
-                assert!(!is_lost, "the simulated worker {worker} keeps to the protocol: {actions:?}");
-            }
-            Message::FirstToken(placement) => drop(fleet.handle(time(now), Event::FirstToken(placement))),
-            Message::Ended(placement) => drop(fleet.ended(placement)),
         }
     }
 
@@ -370,7 +323,7 @@ fn router_id(number: usize) -> u64 {
     number as u64 + 1
 }
 
-fn time(nanoseconds: u64) -> Timestamp {
+pub(super) fn time(nanoseconds: u64) -> Timestamp {
     Timestamp::from_start(Duration::from_nanos(nanoseconds))
 }
 

@@ -1,5 +1,6 @@
-//! Steps of a simulated worker: each has a token of every running answer and a chunk of the waiting prompts, takes the
-//! time of a token and that of its chunk, and answers at its end. The worker reports rates that it measures over its steps.
+//! Steps of a simulated worker: each has a token of every running answer and a chunk of the waiting
+//! prompts, takes the time of a token and that of its chunk, and answers at its end. The worker reports
+//! rates that it measures over its steps.
 
 use skein_proto::runs::CacheChange;
 
