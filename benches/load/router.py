@@ -104,13 +104,14 @@ def memory(pid: int, of: str = "Rss") -> int:
 
 @contextlib.contextmanager
 def cluster(binary: str, workers: int = WORKERS, flags: tuple[str, ...] = (), of_workers: tuple[str, ...] = (),
-            scheme: str = "http"):
-    """Yields the process of a router before `workers` workers, its URL, and the process of the workers."""
+            scheme: str = "http", workers_by: str | None = None):
+    """Yields the process of a router before `workers` workers, its URL, and the process of the workers, which are those
+    of the binary `workers_by` if it is given."""
     first = free_ports(workers + 1)
     port = first + workers
     addresses = ",".join(f"127.0.0.1:{first + nth}" for nth in range(workers))
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    worker = [binary, "worker", "--device", "fake", "--fake-workers", str(workers), "--listen", f"127.0.0.1:{first}",
+    worker = [workers_by or binary, "worker", "--device", "fake", "--fake-workers", str(workers), "--listen", f"127.0.0.1:{first}",
               "--log-level", "error", *(of_workers or LONG_CONTEXTS)]
     router = [binary, "router", "--workers", addresses, "--port", str(port), "--log-level", "error", *flags]
     started = []
