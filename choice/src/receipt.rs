@@ -57,7 +57,13 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// The predicted time.
+    /// The time to the first token, without the cost to others.
+    #[inline]
+    pub fn first_token(&self) -> f64 {
+        self.sum() - self.slowdown
+    }
+
+    /// What workers are compared by: the predicted time, and the cost to others.
     #[inline]
     pub fn sum(&self) -> f64 {
         self.queue + self.prefill + self.blocks + self.seats + self.step + self.slowdown + self.adapter

@@ -34,6 +34,7 @@ use skein_proto::version::Version;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 
 use crate::breaker::Outcome;
+use crate::calibration::Calibration;
 use crate::ledger::Cost;
 use crate::limits::ModelLimits;
 use crate::policy::{Demand, Pick, Picker, Policy, WorkerView};
@@ -84,6 +85,7 @@ pub struct Fleet {
     standings: Standings,
     index: PrefixIndex,
     picker: Picker,
+    calibration: Calibration,
     scratch: Scratch,
     streams: StreamDirectory,
     adapters: FleetAdapters,
@@ -117,6 +119,7 @@ impl Fleet {
             standings: Standings::default(),
             index,
             picker: Picker::default(),
+            calibration: Calibration::default(),
             scratch: Scratch::default(),
             streams,
             adapters: FleetAdapters::default(),
@@ -187,7 +190,12 @@ impl Fleet {
             Event::SnapshotPart(at, runs) => self.snapshot_part(at, &runs),
             Event::Lost(id) => self.link_lost(id),
             Event::FirstToken(placement) => {
-                self.with(placement.at.worker, |worker| worker.ledger.prefilled(placement.sequence));
+                let worker = self.workers.get_mut(&placement.at.worker);
+                if let Some((predicted, actual)) =
+                    worker.and_then(|worker| worker.ledger.prefilled(now, placement.sequence))
+                {
+                    self.calibration.observe(predicted, actual);
+                }
                 self.dispatched(now, placement.at, Outcome::Success)
             }
             Event::Dispatched(at, outcome) => self.dispatched(now, at, outcome),
@@ -207,6 +215,11 @@ impl Fleet {
         without: &[WorkerId],
         rng: &mut impl Rng,
     ) -> Option<Pick> {
+        let only = match self.new_requests {
+            NewRequests::Only(version) => Some(version),
+            NewRequests::Main | NewRequests::First => None,
+        };
+        self.standings.summarise(now, |main| only.unwrap_or(main));
         let version = job.version.or(self.current_version(now));
         let Self { index, standings, picker, scratch: Scratch { hits, views }, members, adapters, .. } = self;
         hits.resize_with(job.chains.len(), Hits::default);
@@ -233,7 +246,10 @@ impl Fleet {
             let is_cold = job.adapter.is_some_and(|it| adapters.find(standing.view.id, it) != Some(true));
             WorkerView { reads_adapter: is_cold, ..standing.seen(now, blocks, job.demand.prompt_tokens) }
         }));
-        picker.pick(&job.demand, job.affinity, views, rng)
+        let pick = picker.pick(&job.demand, job.affinity, views, rng)?;
+        let seconds = self.calibration.seconds(pick.terms.first_token());
+        let first_token_after = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        Some(Pick { first_token_after, ..pick })
     }
 
     /// Sequences that run or wait at workers of versions other than `version`.
@@ -256,7 +272,7 @@ impl Fleet {
         let uncached_tokens = prompt_tokens.saturating_sub(pick.hit_tokens);
         let blocks = (uncached_tokens + expected_output_tokens).div_ceil(info.block_size);
         let cost = Cost { uncached_tokens: u64::from(uncached_tokens), blocks, sequences };
-        let sequence = worker.ledger.place(cost);
+        let sequence = worker.ledger.place(now, cost, pick.terms.first_token());
         worker.breaker.dispatched(now);
         if let (true, Some(chain)) = (job.cacheable, job.chain(info.block_size)) {
             // A prompt that is cached whole still has a token to compute, but no block to come.
@@ -376,8 +392,7 @@ impl Fleet {
     /// Limits that every ready worker accepts. While none is ready, the last known limits; `None` if no
     /// worker was ever ready.
     pub fn limits(&self, now: Timestamp) -> Option<ModelLimits> {
-        let limits = self.takers_of(now, Version::UNKNOWN).map(|standing| standing.limits);
-        limits.reduce(ModelLimits::and).or(self.known_limits)
+        self.standings.limits(now, self.current_version(now)).or(self.known_limits)
     }
 
     /// Whether any worker accepts new requests.
@@ -596,6 +611,8 @@ impl Fleet {
                 }
                 if placement.router == self.router_id {
                     self.index.withdraw(id, placement.sequence);
+                } else {
+                    self.with(id, |worker| worker.admitted_from_another(now, hashes.len()));
                 }
                 self.index.expect(id, Expectation::Admitted, &hashes, now);
             }

@@ -1,17 +1,19 @@
 //! State of each worker that a choice needs, in one array, because a choice reads all of it while the workers
 //! themselves are scattered in memory. Pure.
 
-use std::time::Duration;
-
 use skein_node::clock::Timestamp;
 use skein_proto::version::Version;
 
+use crate::backlog::Backlog;
 use crate::limits::ModelLimits;
 use crate::policy::WorkerView;
 use crate::worker_id::WorkerId;
 
-/// How long after a report its queue is assumed to shrink.
-const QUEUE_SHRINKS_FOR: Duration = Duration::from_secs(1);
+#[cfg(test)]
+thread_local! {
+    /// Sum of the states over all searches.
+    pub(super) static VISITS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
 
 /// State of a worker for a choice. A time-dependent state is stored as the time of its change.
 #[derive(Debug, Clone, Copy)]
@@ -35,12 +37,8 @@ pub(super) struct Standing {
     pub open_at: Timestamp,
     /// It counts as full until this time: it refused a request, and no seat has become free since.
     pub full_until: Timestamp,
-    /// Time of its last load report.
-    pub reported_at: Timestamp,
-    /// Prompt tokens queued in that report, and how many of them are known to this router to have been
-    /// processed since.
-    pub reported_tokens: u64,
-    pub prefilled_tokens: u64,
+    /// Prompt tokens that it has still to compute.
+    pub backlog: Backlog,
 }
 
 impl Standing {
@@ -68,14 +66,7 @@ impl Standing {
         let mut view = self.view;
         // The last prompt token is always computed, because its logits give the first output token.
         view.hit_tokens = (blocks * view.block_size).min(prompt_tokens.saturating_sub(1));
-        if self.reported_tokens <= self.prefilled_tokens {
-            return view;
-        }
-        let time = now.since(self.reported_at).min(QUEUE_SHRINKS_FOR).as_secs_f64();
-        let processed = (time * f64::from(view.load.prefill_tokens_per_second)) as u64;
-        // The load already excludes what is known to have been processed.
-        let unseen = processed.min(self.reported_tokens).saturating_sub(self.prefilled_tokens);
-        view.load.queued_uncached_tokens = view.load.queued_uncached_tokens.saturating_sub(unseen);
+        view.load.queued_uncached_tokens = self.backlog.left(now);
         view
     }
 }
@@ -95,31 +86,92 @@ impl VersionSeats {
     }
 }
 
+/// What follows from all states together, and is true until one of them changes or a time comes. So a choice
+/// need not read them all for it.
+#[derive(Debug, Clone, Copy)]
+struct Summary {
+    main_version: Version,
+    /// Limits that all workers accept that accept requests of this version.
+    limits: (Version, Option<ModelLimits>),
+    since: Timestamp,
+    until: Timestamp,
+}
+
+impl Summary {
+    fn holds(&self, now: Timestamp) -> bool {
+        self.since <= now && now < self.until
+    }
+
+    /// Whether it stays true if a state changes. It does if the worker takes requests to the end, before and
+    /// after, and serves the same; or if it takes none at all.
+    fn survives(&self, before: &Standing, after: &Standing) -> bool {
+        let served = |standing: &Standing| {
+            let &Standing { version, serving_since_ms, limits, open_at, view, .. } = standing;
+            (version, serving_since_ms, limits, open_at, view.max_num_seqs)
+        };
+        let is_out = before.able_until.max(after.able_until) <= self.since;
+        is_out || before.able_until.min(after.able_until) >= self.until && served(before) == served(after)
+    }
+}
+
 /// States of all workers, in the order of their ids.
 #[derive(Debug, Default)]
-pub(super) struct Standings(Vec<Standing>);
+pub(super) struct Standings {
+    all: Vec<Standing>,
+    summary: Option<Summary>,
+}
 
 impl Standings {
     /// Inserts or replaces a worker's state.
     pub fn set(&mut self, standing: Standing) {
         match self.find(standing.view.id) {
-            Ok(at) => self.0[at] = standing,
-            Err(at) => self.0.insert(at, standing),
+            Ok(at) => {
+                let before = std::mem::replace(&mut self.all[at], standing);
+                self.summary = self.summary.filter(|summary| summary.survives(&before, &standing));
+            }
+            Err(at) => {
+                self.all.insert(at, standing);
+                self.summary = None;
+            }
         }
     }
 
     /// Removes a worker.
     pub fn remove(&mut self, id: WorkerId) {
         if let Ok(at) = self.find(id) {
-            self.0.remove(at);
+            self.all.remove(at);
+            self.summary = None;
         }
+    }
+
+    /// Prepares [`main_version`](Self::main_version), and [`limits`](Self::limits) of the version that
+    /// `current` makes of it.
+    pub fn summarise(&mut self, now: Timestamp, current: impl Fn(Version) -> Version) {
+        if self.summary.is_some_and(|summary| summary.holds(now)) {
+            return;
+        }
+        let changes = self.all.iter().flat_map(|standing| [standing.able_until, standing.open_at]);
+        let until = changes.filter(|&at| at > now).min().unwrap_or(now);
+        let main_version = self.main_version(now);
+        let version = current(main_version);
+        let limits = (version, self.limits(now, version));
+        self.summary = Some(Summary { main_version, limits, since: now, until });
+    }
+
+    /// Limits that all workers accept that accept requests of `version`; `None` if there is none.
+    pub fn limits(&self, now: Timestamp, version: Version) -> Option<ModelLimits> {
+        let summary = self.summary.filter(|summary| summary.holds(now) && summary.limits.0 == version);
+        let limits = || self.takers(now, version).map(|standing| standing.limits).reduce(ModelLimits::and);
+        summary.map_or_else(limits, |summary| summary.limits.1)
     }
 
     /// Workers that accept requests of `version`; unknown = any. If there are none, those that only their
     /// breaker excludes: its pause is useful only if there is a better worker.
     #[inline]
     pub fn takers(&self, now: Timestamp, version: Version) -> impl Iterator<Item = &Standing> + Clone {
-        let serving = self.0.iter().filter(move |standing| standing.version.fits(version));
+        #[cfg(test)]
+        VISITS.set(VISITS.get() + self.all.len());
+        let serving = self.all.iter().filter(move |standing| standing.version.fits(version));
         let any_takes = serving.clone().any(|standing| standing.takes(now));
         serving.filter(move |standing| standing.takes(now) || !any_takes && standing.is_able(now))
     }
@@ -130,6 +182,9 @@ impl Standings {
     /// So a rolling update of a fleet moves new requests when half of it has been replaced, and never to a
     /// single new worker.
     pub fn main_version(&self, now: Timestamp) -> Version {
+        if let Some(summary) = self.summary.filter(|summary| summary.holds(now)) {
+            return summary.main_version;
+        }
         let mut seats: Vec<(Version, VersionSeats)> = Vec::new();
         // Nearly always there is one.
         let mut last = 0;
@@ -152,6 +207,9 @@ impl Standings {
     }
 
     fn find(&self, id: WorkerId) -> Result<usize, usize> {
-        self.0.binary_search_by_key(&id, |standing| standing.view.id)
+        self.all.binary_search_by_key(&id, |standing| standing.view.id)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -240,6 +240,70 @@ fn a_broken_stream_keeps_requests_away_until_the_next_report() {
     assert!(scene.is_ready(1400, 0));
 }
 
+/// A choice began two searches over all workers, the limits for each request another two.
+#[test]
+fn a_choice_searches_all_workers_once_and_events_and_limits_search_none() {
+    for workers in [10, 100, 1000] {
+        let mut scene = Scene::new(workers);
+        let step = |scene: &mut Scene, ms: u64| {
+            let worker = ms as usize * 7 % workers;
+            standing::VISITS.set(0);
+            drop(scene.watch(ms, worker, 1, load(1, rated(1, ms))));
+            let report = standing::VISITS.take();
+            assert!(scene.choice(ms, &[1, 2, 3]).is_some());
+            let choice = standing::VISITS.take();
+            assert!(scene.fleet.limits(at(ms)).is_some());
+            (report, choice, standing::VISITS.take())
+        };
+        step(&mut scene, 1);
+        let all: Vec<_> = (2..100).map(|ms| step(&mut scene, ms)).collect();
+        assert_eq!(all, vec![(0, workers, 0); 98]);
+    }
+}
+
+#[test]
+fn predictions_learn_what_requests_cost_besides_their_tokens() {
+    let mut scene = Scene::new(1);
+    scene.watch(0, 0, 1, load(1, rated(0, 0)));
+    let mut predicted = Duration::ZERO;
+    for nth in 0..200_u64 {
+        let (now, tokens) = (1000 * nth, 10 + (nth * 37 % 90) as u32);
+        scene.watch(now, 0, 1, load(1, rated(0, nth)));
+        let tokens: Vec<TokenId> = (0..tokens).map(|token| token + nth as u32 * 100).collect();
+        let pick = scene.choice(now, &tokens).expect("a worker");
+        let job = Scene::job(&tokens);
+        let placement = scene.fleet.place(at(now), &job, &pick).expect("a worker");
+        let took = Duration::from_millis(20 + tokens.len() as u64);
+        scene.fleet.handle(at(now) + took, Event::FirstToken(placement));
+        scene.fleet.ended(placement);
+        predicted = pick.first_token_after;
+        if nth > 100 {
+            let error = predicted.as_secs_f64() / took.as_secs_f64() - 1.0;
+            assert!(error.abs() < 0.05, "{nth}: {predicted:?} instead of {took:?}");
+        }
+    }
+    assert!(predicted > Duration::from_millis(30));
+}
+
+/// Eight routers all sent what arrived together to the same idle worker: its next report was 50 ms away.
+#[test]
+fn what_a_worker_admits_from_another_router_counts_at_once() {
+    let mut scene = Scene::new(2);
+    for worker in 0..2 {
+        scene.watch(0, worker, 1, load(1, rated(0, 0)));
+    }
+    scene.watch(0, 0, 1, (1, admitted(ROUTER + 1, 1, vec![1; 20], None)));
+    let queued = |scene: &Scene| {
+        scene.fleet.status(at(0)).iter().map(|it| it.load.queued_uncached_tokens).collect::<Vec<_>>()
+    };
+    assert_eq!(queued(&scene), [80, 0]);
+    for ms in 0..20 {
+        assert_eq!(scene.choice(ms, &[1, 2, 3]).map(|pick| pick.worker), Some(scene.ids[1]));
+    }
+    scene.watch(200, 0, 1, load(2, rated(0, 1)));
+    assert_eq!(queued(&scene), [0, 0]);
+}
+
 #[test]
 fn an_open_breaker_keeps_requests_away_only_while_there_is_a_better_worker() {
     let mut scene = Scene::new(2);

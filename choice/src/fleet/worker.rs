@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::loss::Loss;
 use super::standing::Standing;
 use crate::breaker::{Breaker, Outcome};
-use crate::ledger::Ledger;
+use crate::ledger::{Cost, Ledger};
 use crate::limits::ModelLimits;
 use crate::policy::WorkerView;
 use crate::worker_id::WorkerId;
@@ -101,8 +101,6 @@ pub(super) struct Worker {
     /// When its step counter last changed or it last had no work.
     stepped_at: Timestamp,
     heard_at: Timestamp,
-    /// Time of the last load report.
-    reported_at: Timestamp,
     /// It refused a request as full and is not tried before this time, unless a seat becomes free.
     full_until: Timestamp,
     /// Its sequences when it refused, including that request's.
@@ -184,7 +182,6 @@ impl Worker {
             suspect_since: None,
             stepped_at: now,
             heard_at: now,
-            reported_at: now,
             full_until: Timestamp::ZERO,
             full_with: 0,
             excused_at: now,
@@ -302,11 +299,18 @@ impl Worker {
         if report.load.running == 0 || report.step != self.ledger.last_report().step {
             self.stepped_at = now;
         }
-        self.reported_at = now;
         if report.load.running + report.load.waiting < self.full_with.saturating_sub(1) {
             self.seat_freed();
         }
-        self.ledger.report(report);
+        self.ledger.report(now, report);
+    }
+
+    /// Records a request from another router, of which it must compute `blocks` blocks and perhaps the start
+    /// of another one.
+    pub fn admitted_from_another(&mut self, now: Timestamp, blocks: usize) {
+        let block_size = self.info.as_ref().map_or(0, |info| u64::from(info.block_size));
+        let uncached_tokens = blocks as u64 * block_size;
+        self.ledger.admitted_from_another(now, Cost { uncached_tokens, blocks: blocks as u32, sequences: 1 });
     }
 
     /// Records that one of its sequences has ended, so it may accept another.
@@ -327,7 +331,6 @@ impl Worker {
         let frozen_at = self.stepped_at + self.wedge_limit(limits);
         let has_work = self.ledger.last_report().load.running > 0;
         let able_until = if has_work { silent_at.min(frozen_at) } else { silent_at };
-        let (reported_tokens, prefilled_tokens) = self.ledger.reported_tokens();
         Some(Standing {
             view: WorkerView {
                 id,
@@ -347,9 +350,7 @@ impl Worker {
             doubtful_at: heard + limits.worker_timeout / 2,
             open_at: self.breaker.open_at(),
             full_until: self.full_until,
-            reported_at: self.reported_at,
-            reported_tokens,
-            prefilled_tokens,
+            backlog: self.ledger.backlog(),
         })
     }
 

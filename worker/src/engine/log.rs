@@ -102,7 +102,7 @@ impl StateLog {
         self.changed.send();
     }
 
-    pub(super) fn append(&self, entry: LogEntry) {
+    pub(crate) fn append(&self, entry: LogEntry) {
         let mut inner = self.lock();
         inner.hashes += entry.hashes();
         inner.entries.push_back(Arc::new(entry));
@@ -217,6 +217,15 @@ impl StateLog {
         let first = inner.last + 1 - inner.entries.len() as u64;
         let skip = next.checked_sub(first).filter(|_| next <= inner.last + 1)?;
         Some(inner.entries.iter().skip(skip as usize).take(most).cloned().collect())
+    }
+
+    /// Whether an entry from number `first` on is a request of another router than `router`.
+    pub fn has_admitted_from_another(&self, first: u64, router: u64) -> bool {
+        let inner = self.lock();
+        let new = (inner.last + 1).saturating_sub(first) as usize;
+        inner.entries.iter().rev().take(new).any(
+            |entry| matches!(&**entry, LogEntry::Admitted(admitted) if admitted.placement.router != router),
+        )
     }
 
     /// A listener that wakes on every change.

@@ -17,6 +17,8 @@ use crate::terminal::print;
 
 /// Upper bound of the simulated time per token.
 const A_SECOND: Duration = Duration::from_secs(1);
+/// Upper bound of the spread of arrivals.
+const A_MINUTE: Duration = Duration::from_secs(60);
 /// Number of workers at which the trace runs at `--speed`; with more, the request rate grows in proportion.
 const SPEED_WORKERS: f64 = 8.0;
 
@@ -42,6 +44,8 @@ pub struct PolicyBench {
     routers: u16,
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = noise, help = "By how much the rates that workers report differ from their actual one at most, as a fraction of it")]
     rate_noise: f32,
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = token_time, help = "Time until a router hears what a worker says")]
+    delay: Duration,
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = names(), help = "Policies [default: all, and the oracle]")]
     policies: Vec<String>,
     #[arg(long, value_name = "N", default_value_t = 100_000, help = "Most requests of the trace")]
@@ -61,6 +65,10 @@ pub struct PolicyBench {
     prefill_time: Duration,
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = token_time, help = "Time between two tokens of an answer")]
     token_time: Duration,
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(..=1 << 20), help = "Most prompt tokens in a step, in which each running answer gets a token; 0 = prompts one at a time, which cost answers nothing")]
+    step_tokens: u32,
+    #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = spread, help = "Delay each request by up to this, drawn evenly: traces round arrivals, Mooncake's to 3 s")]
+    spread: Duration,
     #[arg(long, value_name = "N", default_value_t = 256, help = "Sequences that a worker runs at once")]
     max_num_seqs: u32,
 }
@@ -69,6 +77,10 @@ const ORACLE: &str = "oracle";
 
 fn token_time(given: &str) -> Result<Duration, String> {
     duration(Duration::ZERO..=A_SECOND)(given)
+}
+
+fn spread(given: &str) -> Result<Duration, String> {
+    duration(Duration::ZERO..=A_MINUTE)(given)
 }
 
 fn noise(given: &str) -> Result<f32, String> {
@@ -96,21 +108,32 @@ pub fn run(flags: &PolicyBench) -> Result<(), Failure> {
         blocks: flags.blocks as usize,
         block_size: 16,
         seats: flags.max_num_seqs,
+        step_tokens: flags.step_tokens,
     };
-    let trace = trace::parse(&text, flags.requests, flags.shrink, machine.block_size)
+    let mut trace = trace::parse(&text, flags.requests, flags.shrink, machine.block_size)
         .map_err(|error| Failure::Usage(format!("{}, {error}", flags.trace.display())))?;
     if trace.is_empty() {
         return Err(Failure::Usage(format!("{} has no requests", flags.trace.display())));
     }
+    trace::spread(&mut trace, flags.spread);
     print(&format!(
-        "{:>7}  {:<15}  {:>5}  {:>6}  {:>21}  {:>8}  {:>5}  {:>15}\n",
-        "workers", "policy", "hit", "again", "TTFT mean/p50/p99 ms", "max/mean", "CoV", "decision us"
+        "{:>7}  {:<15}  {:>5}  {:>6}  {:>21}  {:>13}  {:>8}  {:>5}  {:>15}\n",
+        "workers",
+        "policy",
+        "hit",
+        "again",
+        "TTFT mean/p50/p99 ms",
+        "error p50/p90",
+        "max/mean",
+        "CoV",
+        "decision us"
     ))?;
     for &workers in &flags.workers {
         let speed = flags.speed * f64::from(workers) / SPEED_WORKERS;
         for (name, placer) in placers(&flags.policies) {
             let (workers, routers) = (usize::from(workers), usize::from(flags.routers));
-            let cluster = Cluster { workers, routers, machine, rate_noise: flags.rate_noise };
+            let delay = flags.delay.as_nanos() as u64;
+            let cluster = Cluster { workers, routers, machine, rate_noise: flags.rate_noise, delay };
             let figures = Figures::of(&replay(&trace, speed, cluster, placer), &trace, &cluster);
             print(&row(workers, name, &figures))?;
         }
@@ -132,8 +155,12 @@ fn row(workers: usize, name: &str, figures: &Figures) -> String {
         _ => format!("{:.1} / {:.1}", figures.decision_p50 * 1e6, figures.decision_p99 * 1e6),
     };
     let (hit, again) = (figures.hit, figures.follow_up_hit);
+    let error = match name {
+        ORACLE => "-".to_owned(),
+        _ => format!("{:.3} / {:.3}", figures.error_p50, figures.error_p90),
+    };
     let (most, cov) = (figures.most_over_mean, figures.load_cov);
     format!(
-        "{workers:>7}  {name:<15}  {hit:>5.3}  {again:>6.3}  {times:>21}  {most:>8.2}  {cov:>5.3}  {decision:>15}\n"
+        "{workers:>7}  {name:<15}  {hit:>5.3}  {again:>6.3}  {times:>21}  {error:>13}  {most:>8.2}  {cov:>5.3}  {decision:>15}\n"
     )
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::simulation::{Cluster, Replay};
+use super::simulation::{Cluster, Replay, Served};
 use super::trace::Recorded;
 
 /// Statistics of a replay.
@@ -18,6 +18,10 @@ pub struct Figures {
     pub p50: f64,
     /// 99th percentile of the time to first token, in seconds.
     pub p99: f64,
+    /// Median of how far the predicted time to the first token was from the actual one, as a fraction of it.
+    pub error_p50: f64,
+    /// 90th percentile of the same.
+    pub error_p90: f64,
     /// Most requests on one worker, relative to the mean.
     pub most_over_mean: f64,
     /// Coefficient of variation of the requests on each worker.
@@ -36,6 +40,7 @@ impl Figures {
         let cached: u64 = replay.served.iter().map(|served| served.cached_tokens).sum();
         let mut times: Vec<f64> =
             replay.served.iter().map(|served| served.first_token as f64 / 1e9).collect();
+        let mut errors: Vec<f64> = replay.served.iter().map(error).collect();
         let mut decisions = replay.decisions.clone();
         let mut requests = vec![0_usize; workers];
         replay.served.iter().for_each(|served| requests[served.worker] += 1);
@@ -46,12 +51,19 @@ impl Figures {
             mean: times.iter().sum::<f64>() / times.len().max(1) as f64,
             p50: percentile(&mut times, 0.5),
             p99: percentile(&mut times, 0.99),
+            error_p50: percentile(&mut errors, 0.5),
+            error_p90: percentile(&mut errors, 0.9),
             most_over_mean: most * workers as f64 / trace.len().max(1) as f64,
             load_cov: variation(&requests),
             decision_p50: percentile(&mut decisions, 0.5),
             decision_p99: percentile(&mut decisions, 0.99),
         }
     }
+}
+
+/// How far the prediction was from the actual time, as a fraction of it.
+fn error(served: &Served) -> f64 {
+    (served.predicted as f64 - served.first_token as f64).abs() / (served.first_token as f64).max(1.0)
 }
 
 /// Prompt tokens in whole blocks that an earlier request of the trace began with.

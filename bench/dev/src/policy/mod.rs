@@ -2,7 +2,9 @@
 
 pub mod command;
 mod figures;
+mod news;
 mod simulation;
+mod steps;
 mod trace;
 mod worker;
 

@@ -1,7 +1,7 @@
 //! Replays a trace in simulated time: the router's real fleet places requests on simulated workers.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -13,16 +13,17 @@ use skein_choice::worker_id::WorkerId;
 use skein_node::clock::{self, Timestamp};
 use skein_node::discovery::{Change, Member};
 use skein_proto::info::WorkerInfo;
-use skein_proto::load::LoadReport;
 use skein_proto::placement::Placement;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 
+use super::news::Message;
+use super::steps::StepEnd;
 use super::trace::Recorded;
-use super::worker::{Machine, Placed, Prompt, SimWorker};
+use super::worker::{Machine, Placed, Prefilled, Prompt, SimWorker};
 
 /// Interval of load reports in nanoseconds, as with real workers.
 const REPORT_EVERY: u64 = 50_000_000;
-const EPOCH: u64 = 1;
+pub(super) const EPOCH: u64 = 1;
 /// Memory limit of the index: more than any trace needs, so that only policies differ.
 const INDEX_BYTES: usize = 4 << 30;
 const LIMITS: HealthLimits =
@@ -39,6 +40,8 @@ pub struct Cluster {
     pub machine: Machine,
     /// By how much the rates that workers report differ from their actual one at most, as a fraction of it.
     pub rate_noise: f32,
+    /// Nanoseconds until a router hears what a worker says.
+    pub delay: u64,
 }
 
 /// Decides where requests run.
@@ -51,9 +54,9 @@ pub enum Placer {
 }
 
 /// A router, and its own number for each worker.
-struct Router {
-    fleet: Fleet,
-    ids: Vec<WorkerId>,
+pub(super) struct Router {
+    pub fleet: Fleet,
+    pub ids: Vec<WorkerId>,
 }
 
 /// Result of a request.
@@ -63,6 +66,8 @@ pub struct Served {
     pub worker: usize,
     /// Nanoseconds from arrival to the first token.
     pub first_token: u64,
+    /// What the router predicted for it, in nanoseconds.
+    pub predicted: u64,
     /// Number of cached prompt tokens.
     pub cached_tokens: u64,
 }
@@ -77,25 +82,37 @@ pub struct Replay {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Happening {
-    Prefilled { worker: usize },
-    Ended { request: usize },
-    Report { worker: usize },
+pub(super) enum Happening {
+    Prefilled {
+        worker: usize,
+    },
+    Ended {
+        request: usize,
+    },
+    Report {
+        worker: usize,
+    },
+    /// The routers hear the oldest of the messages that are under way.
+    Heard,
     Tick,
-    Arrival { request: usize },
+    Arrival {
+        request: usize,
+    },
 }
 
-struct Simulation<'a> {
+pub(super) struct Simulation<'a> {
     trace: &'a [Recorded],
-    cluster: Cluster,
+    pub(super) cluster: Cluster,
     placer: Placer,
-    routers: Vec<Router>,
+    pub(super) routers: Vec<Router>,
     /// Number of the next event in each worker's log.
-    logs: Vec<u64>,
-    workers: Vec<SimWorker>,
+    pub(super) logs: Vec<u64>,
+    pub(super) workers: Vec<SimWorker>,
     /// Router of each running request, with its placement.
     placements: Vec<Option<(usize, WorkerPlacement)>>,
     happenings: BinaryHeap<Reverse<(u64, Happening)>>,
+    /// Messages under way, each to one router, oldest first.
+    pub(super) messages: VecDeque<(usize, Message)>,
     rng: StdRng,
     left: usize,
     replay: Replay,
@@ -134,7 +151,7 @@ impl<'a> Simulation<'a> {
             let fleet = Fleet::new("m", router_id(number), LIMITS, index).with_policy(policy);
             Router { fleet, ids: Vec::new() }
         };
-        let Cluster { workers, routers, machine, rate_noise } = cluster;
+        let Cluster { workers, routers, machine, rate_noise, delay: _ } = cluster;
         let mut noise = StdRng::seed_from_u64(2);
         let mut worker = |_| {
             let measured = 1.0 + rate_noise * noise.random_range(-1.0..=1.0);
@@ -149,6 +166,7 @@ impl<'a> Simulation<'a> {
             workers: (0..workers).map(&mut worker).collect(),
             placements: vec![None; trace.len()],
             happenings: BinaryHeap::new(),
+            messages: VecDeque::new(),
             rng: StdRng::seed_from_u64(1),
             left: trace.len(),
             replay: Replay { served: vec![Served::default(); trace.len()], decisions: Vec::new() },
@@ -171,13 +189,17 @@ impl<'a> Simulation<'a> {
             router.ids.push(id);
             router.fleet.handle(Timestamp::ZERO, Event::Connected(id, info(&self.cluster.machine)));
         }
-        self.tell(0, worker, WatchBody::Snapshot(Snapshot::default()));
+        for router in 0..self.routers.len() {
+            let body = WatchBody::Snapshot(Snapshot::default());
+            let event = WatchEvent { epoch: EPOCH, sequence: self.logs[worker], body };
+            self.hear(0, router, Message::Watched { worker, event });
+        }
         // Staggered, so that not all report at once.
         let first = REPORT_EVERY * worker as u64 / self.workers.len().max(1) as u64;
         self.at(first, Happening::Report { worker });
     }
 
-    fn at(&mut self, time: u64, happening: Happening) {
+    pub(super) fn at(&mut self, time: u64, happening: Happening) {
         self.happenings.push(Reverse((time, happening)));
     }
 
@@ -187,14 +209,13 @@ impl<'a> Simulation<'a> {
             match happening {
                 Happening::Arrival { request } => self.arrive(now, request),
                 Happening::Prefilled { worker } => self.prefilled(now, worker),
-                Happening::Ended { request } => self.ended(request),
+                Happening::Ended { request } => self.ended(now, request),
+                Happening::Heard => {
+                    let (router, message) = self.messages.pop_front().expect("a message is under way");
+                    self.hear(now, router, message);
+                }
                 Happening::Report { worker } => {
-                    let report = self.workers[worker].report(now);
-                    for router in 0..self.routers.len() {
-                        let last_placement_sequence = self.workers[worker].seen(router);
-                        let report = LoadReport { last_placement_sequence, ..report };
-                        self.tell_router(now, router, worker, WatchBody::Load(report, Vec::new()));
-                    }
+                    self.report(now, worker);
                     self.at(now + REPORT_EVERY, Happening::Report { worker });
                 }
                 Happening::Tick => {
@@ -205,23 +226,6 @@ impl<'a> Simulation<'a> {
                 }
             }
         }
-    }
-
-    /// Appends an event to a worker's log, which all routers read immediately.
-    fn tell(&mut self, now: u64, worker: usize, body: WatchBody) {
-        let is_numbered = !matches!(body, WatchBody::Snapshot(_));
-        for router in 0..self.routers.len() {
-            self.tell_router(now, router, worker, body.clone());
-        }
-        self.logs[worker] += u64::from(is_numbered);
-    }
-
-    fn tell_router(&mut self, now: u64, router: usize, worker: usize, body: WatchBody) {
-        let event = WatchEvent { epoch: EPOCH, sequence: self.logs[worker], body };
-        let Router { fleet, ids } = &mut self.routers[router];
-        let actions = fleet.handle(time(now), Event::Watched(ids[worker], event));
-        let is_lost = actions.iter().any(|action| matches!(action, Action::Resubscribe(_)));
-        assert!(!is_lost, "the simulated worker {worker} keeps to the protocol: {actions:?}");
     }
 
     fn arrive(&mut self, now: u64, request: usize) {
@@ -254,7 +258,8 @@ impl<'a> Simulation<'a> {
         let prompt = prompt_of(recorded);
         let placed = Placed { router: at, placement: placement.sequence };
         let ends = self.workers[worker].arrive(now, request, placed, prompt);
-        self.replay.served[request].worker = worker;
+        let predicted = pick.first_token_after.as_nanos() as u64;
+        self.replay.served[request] = Served { worker, predicted, ..Served::default() };
         let depth = pick.hit_tokens / block_size;
         let admitted = Admitted {
             placement: Placement { router: router_id(at), sequence: placement.sequence },
@@ -277,25 +282,39 @@ impl<'a> Simulation<'a> {
 
     fn prefilled(&mut self, now: u64, worker: usize) {
         let trace = self.trace;
+        if self.cluster.machine.step_tokens > 0 {
+            let request = |request: usize| (prompt_of(&trace[request]), trace[request].output_tokens);
+            let StepEnd { done, ended, next_ends } = self.workers[worker].step_ended(now, request);
+            next_ends.into_iter().for_each(|ends| self.at(ends, Happening::Prefilled { worker }));
+            done.into_iter().for_each(|done| self.answered(now, worker, done));
+            return ended.into_iter().for_each(|request| self.ended(now, request));
+        }
         let prompt = |request: usize| prompt_of(&trace[request]);
         let Some(done) = self.workers[worker].prefilled(now, prompt) else { return };
-        let (request, recorded) = (done.request, &trace[done.request]);
         done.next_ends.into_iter().for_each(|ends| self.at(ends, Happening::Prefilled { worker }));
-        self.replay.served[request].cached_tokens = done.cached_tokens;
-        self.replay.served[request].first_token = now;
-        if let Some((router, placement)) = self.placements[request] {
-            self.routers[router].fleet.handle(time(now), Event::FirstToken(placement));
-        }
-        self.tell(now, worker, WatchBody::Cache(done.change));
-        let rest = u64::from(recorded.output_tokens - 1) * self.cluster.machine.token_ns;
+        let request = done.request;
+        self.answered(now, worker, done);
+        let rest = u64::from(trace[request].output_tokens - 1) * self.cluster.machine.token_ns;
         self.at(now + rest, Happening::Ended { request });
     }
 
-    fn ended(&mut self, request: usize) {
+    /// Handles a request's first token.
+    fn answered(&mut self, now: u64, worker: usize, done: Prefilled) {
+        self.replay.served[done.request].cached_tokens = done.cached_tokens;
+        self.replay.served[done.request].first_token = now;
+        if let Some((router, placement)) = self.placements[done.request] {
+            self.send(now, router, Message::FirstToken(placement));
+        }
+        self.tell(now, worker, WatchBody::Cache(done.change));
+    }
+
+    fn ended(&mut self, now: u64, request: usize) {
         self.left -= 1;
-        self.workers[self.replay.served[request].worker].ended();
+        if self.cluster.machine.step_tokens == 0 {
+            self.workers[self.replay.served[request].worker].ended();
+        }
         if let Some((router, placement)) = self.placements[request].take() {
-            self.routers[router].fleet.ended(placement);
+            self.send(now, router, Message::Ended(placement));
         }
     }
 }
@@ -304,7 +323,7 @@ fn router_id(number: usize) -> u64 {
     number as u64 + 1
 }
 
-fn time(nanoseconds: u64) -> Timestamp {
+pub(super) fn time(nanoseconds: u64) -> Timestamp {
     Timestamp::from_start(Duration::from_nanos(nanoseconds))
 }
 

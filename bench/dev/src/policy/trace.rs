@@ -1,5 +1,9 @@
 //! Recorded requests: arrivals, lengths and shared prefixes.
 
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use serde::Deserialize;
 
 /// Tokens per recorded block.
@@ -48,6 +52,15 @@ pub fn parse(text: &str, most: usize, shrink: u32, block_size: u32) -> Result<Ve
         recorded(&line, shrink, block_size).map_err(error)
     });
     parsed.collect()
+}
+
+/// Delays each request by up to `most`, drawn evenly, and puts them in order.
+pub fn spread(trace: &mut [Recorded], most: Duration) {
+    let mut rng = StdRng::seed_from_u64(9);
+    for request in &mut *trace {
+        request.at += rng.random_range(0..=most.as_nanos() as u64);
+    }
+    trace.sort_by_key(|request| request.at);
 }
 
 fn recorded(line: &Line, shrink: u32, block_size: u32) -> Result<Recorded, String> {

@@ -1,10 +1,13 @@
-//! A simulated worker: prefills one prompt at a time, decodes at a constant rate, and evicts the least
-//! recently used leaf of its cache. It reports like a real worker.
+//! A simulated worker: prefills one prompt at a time and decodes at a constant rate, or computes in steps
+//! of both (see [`steps`](super::steps)). It evicts the least recently used leaf of its cache, and reports
+//! like a real worker.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use skein_proto::load::{Load, LoadReport};
 use skein_proto::runs::{CacheChange, RunStored, RunTruncated};
+
+use super::steps::Steps;
 
 /// Speed and size of a simulated worker.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +22,8 @@ pub struct Machine {
     pub block_size: u32,
     /// Most concurrent sequences.
     pub seats: u32,
+    /// Most prompt tokens in a step, which all running answers take part in; 0 = no steps.
+    pub step_tokens: u32,
 }
 
 /// A request's place: the router that sent it, and that router's number for it.
@@ -41,24 +46,27 @@ pub struct Prompt<'a> {
 
 /// A queued request; the number is the caller's.
 #[derive(Debug)]
-struct Queued {
-    request: usize,
+pub(super) struct Queued {
+    pub request: usize,
     /// Tokens that were not cached on arrival.
-    uncached: u64,
+    pub uncached: u64,
+    /// Tokens to be computed.
+    pub left: u64,
 }
 
 /// State of a simulated worker.
 #[derive(Debug)]
 pub struct SimWorker {
-    machine: Machine,
-    cache: Cache,
-    queue: VecDeque<Queued>,
-    /// End of the prefill of the first queued request.
-    busy_until: u64,
-    running: u32,
+    pub(super) machine: Machine,
+    pub(super) cache: Cache,
+    pub(super) queue: VecDeque<Queued>,
+    /// End of the prefill of the first queued request, or of the step.
+    pub(super) busy_until: u64,
+    pub(super) running: u32,
+    pub(super) steps: Steps,
     /// Last placement that arrived from each router.
     seen: Vec<u64>,
-    steps: u64,
+    reports: u64,
     /// Ratio of the rates that it reports to its actual ones.
     measured: f32,
 }
@@ -72,8 +80,9 @@ impl SimWorker {
             queue: VecDeque::new(),
             busy_until: 0,
             running: 0,
+            steps: Steps::default(),
             seen: vec![0; routers],
-            steps: 0,
+            reports: 0,
             measured,
         }
     }
@@ -85,12 +94,12 @@ impl SimWorker {
 
     /// Exact time to first token of a prompt that arrives now, in nanoseconds.
     pub fn first_token_after(&self, now: u64, blocks: &[u64], prompt_tokens: u32) -> u64 {
-        let queued: u64 = self.queue.iter().skip(1).map(|queued| queued.uncached).sum();
+        let queued: u64 = self.queue.iter().skip(1).map(|queued| queued.left).sum();
         let ahead = self.busy_until.saturating_sub(now) + queued * self.machine.prefill_ns;
         ahead + self.uncached(blocks, prompt_tokens) * self.machine.prefill_ns
     }
 
-    fn uncached(&self, blocks: &[u64], prompt_tokens: u32) -> u64 {
+    pub(super) fn uncached(&self, blocks: &[u64], prompt_tokens: u32) -> u64 {
         let held = self.cache.leading(blocks) as u64 * u64::from(self.machine.block_size);
         u64::from(prompt_tokens).saturating_sub(held).max(1)
     }
@@ -105,8 +114,11 @@ impl SimWorker {
     pub fn arrive(&mut self, now: u64, request: usize, placed: Placed, prompt: Prompt<'_>) -> Option<u64> {
         let Placed { router, placement } = placed;
         let uncached = self.uncached(prompt.blocks, prompt.tokens);
-        self.queue.push_back(Queued { request, uncached });
+        self.queue.push_back(Queued { request, uncached, left: uncached });
         self.seen[router] = self.seen[router].max(placement);
+        if self.machine.step_tokens > 0 {
+            return (!self.steps.is_under_way()).then(|| self.begin_step(now)).flatten();
+        }
         (self.queue.len() == 1).then(|| self.begin(now, uncached))
     }
 
@@ -119,7 +131,6 @@ impl SimWorker {
     pub fn prefilled<'a>(&mut self, now: u64, prompt: impl Fn(usize) -> Prompt<'a>) -> Option<Prefilled> {
         let done = self.queue.pop_front()?;
         self.running += 1;
-        self.steps += 1;
         let Prompt { blocks, tokens } = prompt(done.request);
         let change = self.cache.store(blocks);
         let cached_tokens = u64::from(tokens).saturating_sub(done.uncached);
@@ -129,7 +140,7 @@ impl SimWorker {
             let Prompt { blocks, tokens } = prompt(next);
             let uncached = self.uncached(blocks, tokens);
             if let Some(front) = self.queue.front_mut() {
-                front.uncached = uncached;
+                (front.uncached, front.left) = (uncached, uncached);
             }
             self.begin(now, uncached)
         });
@@ -143,23 +154,43 @@ impl SimWorker {
 
     /// Load report, as a real worker sends it to a router that has placed nothing.
     pub fn report(&mut self, now: u64) -> LoadReport {
-        self.steps += 1;
+        self.reports += 1;
         let machine = &self.machine;
         let left = self.busy_until.saturating_sub(now) / machine.prefill_ns.max(1);
-        let behind: u64 = self.queue.iter().skip(1).map(|queued| queued.uncached).sum();
-        let queued_uncached_tokens = if self.queue.is_empty() { 0 } else { left + behind };
-        let per_second = |nanoseconds: u64| self.measured * 1e9 / nanoseconds.max(1) as f32;
-        LoadReport {
-            load: Load {
+        let behind: u64 = self.queue.iter().skip(1).map(|queued| queued.left).sum();
+        let per_second = |nanoseconds: u64| 1e9 / nanoseconds.max(1) as f32;
+        let is_idle = self.queue.is_empty();
+        let load = if machine.step_tokens > 0 {
+            let queued_uncached_tokens = self.queue.iter().map(|queued| queued.left).sum();
+            // The first prompt is in the step.
+            let (waiting, running) = (self.queue.len().saturating_sub(1), self.running + u32::from(!is_idle));
+            let (prefill, decode) = self.steps.rates();
+            Load {
                 queued_uncached_tokens,
+                waiting: waiting as u32,
+                running,
+                prefill_tokens_per_second: prefill,
+                decode_tokens_per_second: decode,
+                ..Load::default()
+            }
+        } else {
+            Load {
+                queued_uncached_tokens: if is_idle { 0 } else { left + behind },
                 waiting: self.queue.len() as u32,
                 running: self.running,
-                free_blocks: machine.blocks as u32,
                 prefill_tokens_per_second: per_second(machine.prefill_ns),
                 decode_tokens_per_second: per_second(machine.token_ns) * self.running.max(1) as f32,
                 ..Load::default()
+            }
+        };
+        LoadReport {
+            load: Load {
+                free_blocks: machine.blocks as u32,
+                prefill_tokens_per_second: load.prefill_tokens_per_second * self.measured,
+                decode_tokens_per_second: load.decode_tokens_per_second * self.measured,
+                ..load
             },
-            step: self.steps,
+            step: self.reports,
             ..LoadReport::default()
         }
     }
@@ -181,7 +212,7 @@ pub struct Prefilled {
 /// Prefix cache that evicts the least recently used block. A prompt's last block is touched first, so that
 /// leaves are evicted before their parents.
 #[derive(Debug, Default)]
-struct Cache {
+pub(super) struct Cache {
     capacity: usize,
     held: HashMap<u64, Held>,
     by_use: BTreeMap<u64, u64>,
@@ -201,7 +232,7 @@ impl Cache {
         blocks.partition_point(|block| self.held.contains_key(block))
     }
 
-    fn store(&mut self, blocks: &[u64]) -> CacheChange {
+    pub(super) fn store(&mut self, blocks: &[u64]) -> CacheChange {
         let blocks = &blocks[..blocks.len().min(self.capacity)];
         let mut change = CacheChange::default();
         let depth = self.leading(blocks);
@@ -247,7 +278,7 @@ mod tests {
     use super::*;
 
     const MACHINE: Machine =
-        Machine { prefill_ns: 1000, token_ns: 5000, blocks: 6, block_size: 16, seats: 8 };
+        Machine { prefill_ns: 1000, token_ns: 5000, blocks: 6, block_size: 16, seats: 8, step_tokens: 0 };
 
     #[test]
     fn prompts_wait_for_each_other_and_pay_only_for_uncached_tokens() {
