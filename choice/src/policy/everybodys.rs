@@ -1,6 +1,6 @@
 //! Beginnings of prompts that most workers cache. Pure.
 
-use super::{Demand, WorkerView};
+use super::view::{Demand, WorkerView};
 
 /// A beginning that half of the workers cache is given to another one if that costs at most this fraction of
 /// what the prompt computes anyway. It is paid once.

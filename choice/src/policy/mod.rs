@@ -10,6 +10,7 @@ mod everybodys;
 mod seconds;
 #[cfg(test)]
 mod tests;
+mod view;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +18,12 @@ use std::time::Duration;
 use rand::{Rng, RngExt};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::ledger::CurrentLoad;
 use super::receipt::{Considered, MAX_CANDIDATES, Receipt, Terms};
 use super::worker_id::WorkerId;
 use everybodys::Everybodys;
 use seconds::{Rates, fallback_rates, predict, terms, uncached};
+pub use view::{Demand, EXPECTED_OUTPUT_TOKENS, WorkerView};
 
-/// Output tokens assumed per sequence; fewer if its limit is lower.
-pub const EXPECTED_OUTPUT_TOKENS: u32 = 256;
 /// Scores within this fraction of the best are equal: measurements are no more precise.
 const TIE: f64 = 0.02;
 /// Scores within this many seconds of the best are equal, too: on an idle cluster such differences are
@@ -68,49 +67,6 @@ impl Policy {
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(_, policy)| *policy == self).map_or("", |(name, _)| name)
     }
-}
-
-/// A request's cost at any worker.
-#[derive(Debug, Clone, Copy)]
-pub struct Demand {
-    /// Tokens to process, or find in the cache, before the first new one.
-    pub prompt_tokens: u32,
-    /// Tokens it will probably generate, over all samples.
-    pub expected_output_tokens: u32,
-    /// Samples that run at once.
-    pub sequences: u32,
-}
-
-impl Demand {
-    /// For a request with `prompt_tokens` to prefill and at most `output_tokens_left` for each of its
-    /// sequences.
-    pub fn new(prompt_tokens: usize, output_tokens_left: u32, sequences: u32) -> Self {
-        let each = output_tokens_left.min(EXPECTED_OUTPUT_TOKENS);
-        Self {
-            prompt_tokens: prompt_tokens as u32,
-            expected_output_tokens: each.saturating_mul(sequences),
-            sequences,
-        }
-    }
-}
-
-/// State of a worker that may be picked.
-#[derive(Debug, Clone, Copy)]
-pub struct WorkerView {
-    /// Id of the worker.
-    pub id: WorkerId,
-    /// Hash of the worker's name, equal in every router.
-    pub name_hash: u64,
-    /// Prompt tokens that it caches or is about to cache.
-    pub hit_tokens: u32,
-    /// Its estimated load now.
-    pub load: CurrentLoad,
-    /// Most sequences that it runs at once.
-    pub max_num_seqs: u32,
-    /// Tokens in a KV block.
-    pub block_size: u32,
-    /// Whether it must read the request's adapter from disk first.
-    pub reads_adapter: bool,
 }
 
 /// The chosen worker, and the prediction behind the choice.

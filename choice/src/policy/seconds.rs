@@ -1,6 +1,6 @@
 //! The predicted time to the first token at one worker, in seconds. Pure.
 
-use super::{Demand, EXPECTED_OUTPUT_TOKENS, WorkerView};
+use super::view::{Demand, EXPECTED_OUTPUT_TOKENS, WorkerView};
 use crate::receipt::Terms;
 
 /// Prefill rate, tokens a second, assumed until some worker has measured its own: a modest CPU's.

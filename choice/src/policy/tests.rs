@@ -4,6 +4,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use super::*;
+use crate::ledger::CurrentLoad;
 
 fn worker(id: u32, hit_tokens: u32, queued_uncached_tokens: u64, sequences: u32) -> WorkerView {
     let load = CurrentLoad {

@@ -4,6 +4,7 @@ pub mod command;
 mod figures;
 mod news;
 mod simulation;
+mod stepping;
 mod steps;
 mod trace;
 mod worker;

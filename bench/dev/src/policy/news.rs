@@ -1,18 +1,10 @@
 //! What workers say, and when routers hear it.
 
-use skein_choice::fleet::{Action, Event, WorkerPlacement};
+use skein_choice::fleet::{Action, Event};
 use skein_proto::load::LoadReport;
 use skein_proto::watch::{WatchBody, WatchEvent};
 
-use super::simulation::{EPOCH, Happening, Router, Simulation, time};
-
-/// What a router hears.
-#[derive(Debug)]
-pub(super) enum Message {
-    Watched { worker: usize, event: WatchEvent },
-    FirstToken(WorkerPlacement),
-    Ended(WorkerPlacement),
-}
+use super::simulation::{EPOCH, Happening, Message, Router, Simulation, time};
 
 impl Simulation<'_> {
     /// Appends an event to a worker's log, which all routers read.

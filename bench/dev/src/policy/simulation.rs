@@ -16,8 +16,7 @@ use skein_proto::info::WorkerInfo;
 use skein_proto::placement::Placement;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 
-use super::news::Message;
-use super::steps::StepEnd;
+use super::stepping::StepEnd;
 use super::trace::Recorded;
 use super::worker::{Machine, Placed, Prefilled, Prompt, SimWorker};
 
@@ -98,6 +97,14 @@ pub(super) enum Happening {
     Arrival {
         request: usize,
     },
+}
+
+/// What a router hears.
+#[derive(Debug)]
+pub(super) enum Message {
+    Watched { worker: usize, event: WatchEvent },
+    FirstToken(WorkerPlacement),
+    Ended(WorkerPlacement),
 }
 
 pub(super) struct Simulation<'a> {

@@ -1,6 +1,6 @@
 //! A simulated worker: prefills one prompt at a time and decodes at a constant rate, or computes in steps
-//! of both (see [`steps`](super::steps)). It evicts the least recently used leaf of its cache, and reports
-//! like a real worker.
+//! of both (see [`stepping`](super::stepping)). It evicts the least recently used leaf of its cache, and
+//! reports like a real worker.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
