@@ -105,8 +105,8 @@ def memory(pid: int, of: str = "Rss") -> int:
 @contextlib.contextmanager
 def cluster(binary: str, workers: int = WORKERS, flags: tuple[str, ...] = (), of_workers: tuple[str, ...] = (),
             scheme: str = "http", workers_by: str | None = None):
-    """Yields the process of a router before `workers` workers, its URL, and the process of the workers, which are those
-    of the binary `workers_by` if it is given."""
+    """Yields the process of a router before `workers` workers, its URL, and the process of the workers, which
+    are those of the binary `workers_by` if it is given."""
     first = free_ports(workers + 1)
     port = first + workers
     addresses = ",".join(f"127.0.0.1:{first + nth}" for nth in range(workers))

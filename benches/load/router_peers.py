@@ -1,10 +1,10 @@
 """Compares routers on one processor, in one run and in turn: a build, an older build, and SMG.
 
 Usage: python3 benches/load/router_peers.py path/to/skein [--before path/to/older/skein] [--smg path/to/smg]
-Needs what router.py needs, and nginx for SMG's workers. The routers have processor 0; workers and clients have
-processor 1. All Skein routers stand before the same fake workers, over gRPC. SMG (`pip install smg`, policy
-cache_aware) stands before an nginx that answers at once with the answer of a fake worker, on as many ports; it
-takes no token ids in `/v1/completions`, so the row `ids` compares with its row `short`.
+Needs what router.py needs, and nginx for SMG's workers. The routers have processor 0; workers and clients
+have processor 1. All Skein routers stand before the same fake workers, over gRPC. SMG (`pip install smg`,
+policy cache_aware) stands before an nginx that answers at once with the answer of a fake worker, on as many
+ports; it takes no token ids in `/v1/completions`, so the row `ids` compares with its row `short`.
 
     ids        prompts of 32 token ids, one token, 64 connections
     short      prompts of 127 bytes of text, one token

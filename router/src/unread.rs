@@ -1,7 +1,7 @@
-//! Bodies of requests that were answered without reading them: of an unknown path, or with a wrong key. hyper
-//! closes an HTTP/1 connection if such a body has not arrived when the answer is sent. The client is not told,
-//! and its next request on the connection fails. So the rest is read first, or the answer says that the
-//! connection ends.
+//! Bodies of requests that were answered without reading them: of an unknown path, or with a wrong key.
+//! hyper closes an HTTP/1 connection if such a body has not arrived when the answer is sent. The client is
+//! not told, and its next request on the connection fails. So the rest is read first, or the answer says that
+//! the connection ends.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -9,7 +9,7 @@ fn cost_with(waiting: u64) -> usize {
     let (mut index, worker) = (PrefixIndex::new(DEFAULT_MAX_BYTES), WorkerId(1));
     let chain = |number: u64| [number * 2 + 1, number * 2 + 2];
     // Half of them are the same prompt, as repeats of a prompt are.
-    let hashes = |number: u64| if number % 2 == 0 { chain(0) } else { chain(number) };
+    let hashes = |number: u64| if number.is_multiple_of(2) { chain(0) } else { chain(number) };
     (0..waiting).for_each(|it| index.expect(worker, Expectation::Placed(it), &hashes(it), at(0)));
     let before = COMPARISONS.get();
     let (withdrawn, settled) = (waiting, waiting + 1);

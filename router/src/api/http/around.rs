@@ -1,6 +1,6 @@
-//! What every request passes on its way to a route: its trace, receipts, its id, and the count of answers. They
-//! are functions around the next one and one layer in all: a router keeps each layer in a box, which every
-//! request clones together with all boxes inside it.
+//! What every request passes on its way to a route: its trace, receipts, its id, and the count of answers.
+//! They are functions around the next one and one layer in all: a router keeps each layer in a box, which
+//! every request clones together with all boxes inside it.
 
 use std::borrow::Cow;
 
