@@ -10,13 +10,13 @@ use http::Method;
 use tower::ServiceExt;
 
 use super::http::around::around;
-use super::http::error::Refuse;
 use super::http::keys::ApiKeys;
 use super::http::nodes::Node;
 use super::http::rate_limits;
 use super::openai::error::OpenAiError;
 use super::openai::{chat, completions};
 use crate::app::App;
+use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 
 /// Serves the direct routes.
@@ -73,7 +73,7 @@ impl Direct {
         let next = move |request: Request, id| async move {
             let tenant = match tenant(&keys, &request) {
                 Ok(tenant) => tenant,
-                Err(refused) => return refused,
+                Err(refusal) => return OpenAiError::refuse(&request, refusal),
             };
             let (id, whose) = (Extension(id), Extension(tenant.clone()));
             let answer = match route {
@@ -90,13 +90,11 @@ impl Direct {
     }
 }
 
-/// Whose a request is, or the answer that refuses it.
-fn tenant(keys: &ApiKeys, request: &Request) -> Result<Tenant, Response> {
-    const REFUSE: Refuse = OpenAiError::refuse;
+/// Whose a request is.
+fn tenant(keys: &ApiKeys, request: &Request) -> Result<Tenant, Refusal> {
     if request.extensions().get::<Node>().is_some() {
         // It has checked the keys of its own clients.
         return Ok(Tenant::default());
     }
-    let found = keys.tenant(request.headers());
-    found.map(|(tenant, _)| tenant).map_err(|refusal| REFUSE(request, refusal))
+    keys.tenant(request.headers()).map(|(tenant, _)| tenant)
 }

@@ -11,7 +11,10 @@ use crate::request::tenant::Tenant;
 
 /// The ids of all running requests, by tenant. Clones share one map.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct RunningIds(Arc<Mutex<HashMap<(Tenant, Arc<str>), Running>>>);
+pub(crate) struct RunningIds(Arc<Mutex<HashMap<OwnId, Running>>>);
+
+/// An id, and the tenant that it is of.
+type OwnId = (Tenant, Arc<str>);
 
 #[derive(Debug)]
 struct Running {
@@ -23,7 +26,7 @@ struct Running {
 /// Reserves an id while its request runs.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    id: (Tenant, Arc<str>),
+    id: OwnId,
     ids: RunningIds,
 }
 
