@@ -104,8 +104,7 @@ fn main() -> ExitCode {
     skein_node::clock::now();
     let matches = command().try_get_matches_from(command_line()).unwrap_or_else(|error| refuse(&error));
     let outcome = dispatch(&matches);
-    skein_node::trace::flush(settings::FLUSH_TRACES);
-    skein_node::telemetry::flush();
+    skein_node::telemetry::flush(settings::FLUSH_TRACES);
     exit::code_of(outcome)
 }
 

@@ -151,7 +151,7 @@ pub async fn run() -> Result<(), Failure> {
     if let Err(failure) = &outcome {
         // The supervisor prints it, once for all its workers.
         Lifecycle::Failed(failure.for_supervisor()).emit();
-        trace::flush(settings::FLUSH_TRACES);
+        telemetry::flush(settings::FLUSH_TRACES);
         // A thread may hang in the driver of a stuck GPU, and the driver's exit handlers may hang, too. The
         // supervisor must see the exit at once, so that streams continue on other workers.
         skein_sys::process::exit_without_handlers(failure.code.into())

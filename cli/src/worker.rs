@@ -10,7 +10,6 @@ use skein_node::config::{Settings, duration, text};
 use skein_node::hangup::Hangups;
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry::{self, LogOptions};
-use skein_node::trace;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
 use skein_worker::config::{DRAIN_GRACE, RankCommand, WorkerConfig};
 use skein_worker::group;
@@ -40,7 +39,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let outcome = serve(matches).await;
     if let Err(failure) = &outcome {
         errln!("error: {failure}");
-        trace::flush(settings::FLUSH_TRACES);
+        telemetry::flush(settings::FLUSH_TRACES);
         // A thread may hang in the driver of a stuck GPU, and the driver's exit handlers may hang, too.
         // Routers must see the exit at once, so that streams continue on other workers.
         skein_sys::process::exit_without_handlers(failure.code.into())
@@ -60,6 +59,7 @@ pub async fn run_rank() -> Result<(), Failure> {
         Ok(()) => Ok(()),
         Err(why) => {
             let _ = writeln!(std::io::stderr(), "error: a rank failed: {why}");
+            telemetry::flush(settings::FLUSH_TRACES);
             skein_sys::process::exit_without_handlers(OTHER.into())
         }
     }
@@ -138,7 +138,7 @@ async fn follow_leader(config: WorkerConfig, shutdown: &Shutdown) -> Result<(), 
     tokio::select! {
         // The ranks end with this process; the leader sees their connections close.
         () = shutdown.requested() => {
-            trace::flush(settings::FLUSH_TRACES);
+            telemetry::flush(settings::FLUSH_TRACES);
             skein_sys::process::exit_without_handlers(0)
         }
         outcome = following => outcome.map_err(Failure::other)?.map_err(|error| failure(&error)),

@@ -1,22 +1,24 @@
-//! Lines that each request leaves in the log. A thread writes them in batches, so that a request costs no
-//! system call, and a slow reader of standard error delays no request.
+//! Log lines on their way to standard error. A thread writes them in batches, so that a line costs no system
+//! call, and a reader of standard error that is slow or stuck delays nothing but the log.
 
 use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Most bytes that wait; more lines are counted and not kept.
-const MAX_BYTES: usize = 1 << 20;
+/// Most bytes of lines that requests leave, of those that wait; more are counted and not kept.
+const MAX_OF_REQUESTS: usize = 1 << 20;
+/// Most bytes of lines that wait, so that requests leave room for other lines.
+const MAX: usize = 2 << 20;
 /// Time between batches: the longest that a line waits if its reader is quick.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Lines on their way to `W`.
-#[derive(Debug)]
-pub(crate) struct LogQueue<W> {
-    /// Held while lines are written, so that they keep their order.
-    out: Mutex<W>,
+/// Lines on their way.
+#[derive(Debug, Default)]
+pub(crate) struct LogQueue {
     waiting: Mutex<Waiting>,
     arrived: Condvar,
+    /// All lines that had arrived are written.
+    written: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -24,19 +26,17 @@ struct Waiting {
     lines: Vec<u8>,
     /// Lines that were not kept since the last batch.
     lost: u64,
+    /// Whether the writer has taken lines that it has not yet written.
+    is_writing: bool,
     /// Whether the writer waits for a line.
     writer_waits: bool,
 }
 
-impl<W: Write> LogQueue<W> {
-    pub fn new(out: W) -> Self {
-        Self { out: Mutex::new(out), waiting: Mutex::default(), arrived: Condvar::new() }
-    }
-
+impl LogQueue {
     /// Adds a line, which [`run`](Self::run) writes soon.
-    pub fn push(&self, line: &[u8]) {
-        let mut waiting = lock(&self.waiting);
-        if waiting.lines.len() + line.len() > MAX_BYTES {
+    pub fn push(&self, line: &[u8], is_of_request: bool) {
+        let mut waiting = self.lock();
+        if waiting.lines.len() + line.len() > if is_of_request { MAX_OF_REQUESTS } else { MAX } {
             waiting.lost += 1;
             return;
         }
@@ -47,40 +47,41 @@ impl<W: Write> LogQueue<W> {
         }
     }
 
-    /// Writes all lines that wait, and `line` behind them.
-    pub fn write(&self, line: &[u8]) {
-        let mut out = lock(&self.out);
-        let mut lines = std::mem::take(&mut lock(&self.waiting).lines);
-        lines.extend_from_slice(line);
-        if !lines.is_empty() {
-            // A full disk must not end a server. If the error were returned, the subscriber would report it
-            // with a macro that panics when it cannot write to standard error.
-            let _ = out.write_all(&lines);
-        }
+    /// Waits until all lines so far are written, for at most `at_most`; returns whether they are.
+    pub fn flush(&self, at_most: Duration) -> bool {
+        let are_left = |waiting: &mut Waiting| !waiting.lines.is_empty() || waiting.is_writing;
+        let waited = self.written.wait_timeout_while(self.lock(), at_most, are_left);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Writes lines as they come, forever. `on_lost` is told how many were lost.
-    pub fn run(&self, on_lost: impl Fn(u64)) -> ! {
+    /// Writes lines to `out` as they come, forever. `on_lost` is told how many were lost.
+    pub fn run(&self, mut out: impl Write, on_lost: impl Fn(u64)) -> ! {
         loop {
-            let mut waiting = lock(&self.waiting);
+            let mut waiting = self.lock();
             while waiting.lines.is_empty() && waiting.lost == 0 {
                 waiting.writer_waits = true;
                 waiting = self.arrived.wait(waiting).unwrap_or_else(PoisonError::into_inner);
             }
             waiting.writer_waits = false;
-            let lost = std::mem::take(&mut waiting.lost);
+            let (lines, lost) = (std::mem::take(&mut waiting.lines), std::mem::take(&mut waiting.lost));
+            waiting.is_writing = true;
             drop(waiting);
-            self.write(&[]);
+            // A full disk must not end a server. If the error were returned, the subscriber would report it
+            // with a macro that panics when it cannot write to standard error.
+            let _ = out.write_all(&lines);
             if lost > 0 {
                 on_lost(lost);
             }
+            self.lock().is_writing = false;
+            self.written.notify_all();
+            // Lets lines gather.
             std::thread::sleep(PAUSE);
         }
     }
-}
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[cfg(test)]
@@ -95,7 +96,9 @@ mod tests {
 
     impl Write for Handed {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            let _ = self.0.send(String::from_utf8_lossy(bytes).into_owned());
+            if !bytes.is_empty() {
+                let _ = self.0.send(String::from_utf8_lossy(bytes).into_owned());
+            }
             Ok(bytes.len())
         }
 
@@ -104,40 +107,50 @@ mod tests {
         }
     }
 
-    fn queue() -> (Arc<LogQueue<Handed>>, Receiver<String>) {
+    /// A queue whose writer hands over what it writes, and numbers of lost lines.
+    fn queue() -> (Arc<LogQueue>, Receiver<String>) {
         let (handed, taken) = sync_channel(0);
-        (Arc::new(LogQueue::new(Handed(handed))), taken)
+        let queue = Arc::new(LogQueue::default());
+        let (writer, said) = (queue.clone(), handed.clone());
+        let on_lost = move |lost: u64| said.send(lost.to_string()).expect("the test waits");
+        std::thread::spawn(move || writer.run(Handed(handed), on_lost));
+        (queue, taken)
     }
 
     #[test]
-    fn lines_keep_their_order_and_go_together() {
+    fn lines_keep_their_order() {
         let (queue, taken) = queue();
-        queue.push(b"a\n");
-        queue.push(b"b\n");
-        let writer = queue.clone();
-        let written = std::thread::spawn(move || writer.write(b"at once\n"));
-        assert_eq!(taken.recv().expect("a write"), "a\nb\nat once\n");
-        written.join().expect("no panic");
+        let lines: Vec<String> = (0..100).map(|nth| format!("{nth}\n")).collect();
+        lines.iter().for_each(|line| queue.push(line.as_bytes(), line.len() % 2 == 0));
+        let mut written = String::new();
+        while written.len() < lines.concat().len() {
+            written += &taken.recv().expect("a batch");
+        }
+        assert_eq!(written, lines.concat());
+        assert!(queue.flush(Duration::from_secs(60)));
     }
 
     #[test]
-    fn a_slow_reader_delays_nobody_and_each_line_is_written_or_counted() {
+    fn a_stuck_reader_delays_nobody_and_each_line_is_written_or_counted() {
         const LINE: [u8; 1024] = [b'x'; 1024];
         let (queue, taken) = queue();
+        let pushed = 3 * MAX / LINE.len();
         // Nothing is taken yet, so at most one batch leaves the queue.
-        let (writer, said) = (queue.clone(), lock(&queue.out).0.clone());
-        std::thread::spawn(move || writer.run(|lost| said.send(lost.to_string()).expect("the test waits")));
-        let pushed = 3 * MAX_BYTES / LINE.len();
-        (0..pushed).for_each(|_| queue.push(&LINE));
-        let (mut written, mut lost) = (0, 0);
-        while written + lost < pushed {
+        (0..pushed).for_each(|_| queue.push(&LINE, true));
+        queue.push(b"important\n", false);
+        assert!(!queue.flush(Duration::from_millis(20)), "nobody reads");
+        let (mut written, mut lost, mut text) = (0, 0, String::new());
+        while written + lost < pushed || !text.ends_with("important\n") {
             let news = taken.recv().expect("a batch or a count");
             match news.parse::<usize>() {
                 Ok(count) => lost += count,
-                Err(_) => written += news.len() / LINE.len(),
+                Err(_) => {
+                    written += news.len() / LINE.len();
+                    text = news;
+                }
             }
         }
         assert_eq!(written + lost, pushed);
-        assert!(lost > 0 && written <= 2 * MAX_BYTES / LINE.len(), "{written} written");
+        assert!(lost > 0 && written <= 2 * MAX_OF_REQUESTS / LINE.len(), "{written} written");
     }
 }

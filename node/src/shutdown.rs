@@ -127,7 +127,7 @@ async fn watch_signals(shutdown: Shutdown, mut interrupt: Signal, mut terminate:
             crate::telemetry::silence();
             shutdown.force();
             tokio::time::sleep(FORCED_GRACE).await;
-            crate::telemetry::flush();
+            crate::telemetry::flush_lines();
             std::process::exit(exit_code);
         }
         shutdown.request();

@@ -2,9 +2,10 @@
 //! site logs prompts or output.
 
 use std::borrow::Cow;
-use std::io::{IsTerminal, Stderr, Write};
+use std::io::{IsTerminal, Write};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tracing::{Event, Metadata, Subscriber};
@@ -186,25 +187,35 @@ pub(crate) fn silence() {
     IS_SILENT.store(true, Ordering::Relaxed);
 }
 
-/// Ends the targets of lines that every request leaves: their writer is a thread of its own.
+/// Ends the targets of lines that every request leaves.
 const OF_REQUESTS: &str = "::request";
+/// Time limit for the last lines when a process ends: a reader of standard error may be stuck.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Lines on their way to standard error.
-static LINES: LazyLock<LogQueue<Stderr>> = LazyLock::new(|| LogQueue::new(std::io::stderr()));
-/// Whether a thread writes the lines of requests; else they are written at once.
+static LINES: LazyLock<LogQueue> = LazyLock::new(LogQueue::default);
+/// Whether a thread writes the lines; else they are written at once.
 static HAS_WRITER: AtomicBool = AtomicBool::new(false);
 
 fn start_writer() {
     let on_lost = |lines| {
-        tracing::warn!(lines, "lines of requests were not logged: standard error takes them too slowly");
+        tracing::warn!(lines, "log lines were left out: standard error takes them too slowly");
     };
-    let writer = std::thread::Builder::new().name("log".into()).spawn(move || LINES.run(on_lost));
+    let run = move || LINES.run(std::io::stderr(), on_lost);
+    let writer = std::thread::Builder::new().name("log".into()).spawn(run);
     HAS_WRITER.store(writer.is_ok(), Ordering::Relaxed);
 }
 
-/// Writes the lines that wait. Call it before the process ends.
-pub fn flush() {
-    LINES.write(&[]);
+/// Sends queued spans and metrics within `at_most`, and writes the lines that wait. Call it before the
+/// process ends.
+pub fn flush(at_most: Duration) {
+    trace::flush(at_most);
+    flush_lines();
+}
+
+/// Writes the lines that wait.
+pub(crate) fn flush_lines() {
+    LINES.flush(LAST_LINES);
 }
 
 /// Writes each event to standard error in one piece, labelled with the process.
@@ -236,10 +247,12 @@ impl Write for LabelledLine<'_> {
             return Ok(event.len());
         }
         let line = label(event, &self.of.process, self.of.json);
-        if self.is_of_request && HAS_WRITER.load(Ordering::Relaxed) {
-            LINES.push(&line);
+        if HAS_WRITER.load(Ordering::Relaxed) {
+            LINES.push(&line, self.is_of_request);
         } else {
-            LINES.write(&line);
+            // An error that is returned is reported by a macro that panics if it cannot write to standard
+            // error.
+            let _ = std::io::stderr().write_all(&line);
         }
         Ok(event.len())
     }

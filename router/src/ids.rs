@@ -1,4 +1,4 @@
-//! Ids of requests, files and batches.
+//! Ids of requests. Those of files and batches also say which one is older, and are made elsewhere.
 
 use skein_node::clock;
 use uuid::{Builder, Uuid};

@@ -35,18 +35,23 @@ impl Unread {
     pub fn lent(&self, request: Request<Incoming>) -> Request<RequestBody> {
         let is_lent = request.version() < Version::HTTP_2 && !request.body().is_end_stream();
         let unread = is_lent.then(|| self.clone());
+        // A handler may have dropped the body of the request before after its answer.
+        drop(self.taken());
         request.map(|body| RequestBody { body: Some(body), unread })
     }
 
     /// Makes `response` the last one of its connection, or reads the rest of the request.
     pub async fn settle<B>(&self, awaits_continue: bool, mut response: Response<B>) -> Response<B> {
-        let left = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(body) = left else { return response };
+        let Some(body) = self.taken() else { return response };
         // Reading tells a client that waits for it to send its body.
         if awaits_continue || !is_read(body).await {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+
+    fn taken(&self) -> Option<Incoming> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 

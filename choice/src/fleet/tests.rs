@@ -285,6 +285,22 @@ fn predictions_learn_what_requests_cost_besides_their_tokens() {
     assert!(predicted > Duration::from_millis(30));
 }
 
+/// A deadline must not be refused because of it: the refused request would teach nothing.
+#[test]
+fn one_slow_first_token_delays_no_deadline() {
+    let mut scene = Scene::new(1);
+    scene.watch(0, 0, 1, load(1, rated(0, 0)));
+    let tokens: Vec<TokenId> = (0..10).collect();
+    let pick = scene.choice(0, &tokens).expect("a worker");
+    let placement = scene.fleet.place(at(0), &Scene::job(&tokens), &pick).expect("a worker");
+    scene.fleet.handle(at(3000), Event::FirstToken(placement));
+    scene.fleet.ended(placement);
+    scene.watch(3000, 0, 1, load(2, rated(0, 1)));
+    let pick = scene.choice(3000, &tokens).expect("a worker");
+    assert!(pick.first_token_after > Duration::from_secs(1), "all that is known: {pick:?}");
+    assert!(pick.first_token_not_before() < Duration::from_millis(100), "{pick:?}");
+}
+
 /// Eight routers all sent what arrived together to the same idle worker: its next report was 50 ms away.
 #[test]
 fn what_a_worker_admits_from_another_router_counts_at_once() {

@@ -86,6 +86,15 @@ pub struct Pick {
     pub terms: Terms,
 }
 
+impl Pick {
+    /// The prediction without what other requests have taught, if that is less. A request with a deadline may
+    /// be refused only by this: after one slow request all others would be refused, and teach nothing.
+    pub fn first_token_not_before(&self) -> Duration {
+        let alone = Duration::try_from_secs_f64(self.terms.first_token()).unwrap_or(Duration::MAX);
+        self.first_token_after.min(alone)
+    }
+}
+
 /// Picks workers by a policy.
 #[derive(Debug, Default)]
 pub struct Picker {

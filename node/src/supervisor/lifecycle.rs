@@ -87,7 +87,7 @@ pub fn end_with_supervisor(shutdown: Shutdown) -> std::io::Result<()> {
         while std::io::stdin().lock().read(&mut ignored).is_ok_and(|count| count > 0) {}
         shutdown.request();
         std::thread::sleep(LAST_RESORT);
-        crate::telemetry::flush();
+        crate::telemetry::flush_lines();
         std::process::exit(FORCED_EXIT_CODE);
     };
     std::thread::Builder::new().name("lifeline".into()).spawn(watch).map(drop)

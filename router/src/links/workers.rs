@@ -310,7 +310,7 @@ impl Workers {
         let predicted = pick.as_ref().filter(|_| fleet.has_measured());
         let permit = admission.admit(Candidate {
             tokens: uncached + u64::from(job.demand.expected_output_tokens),
-            first_token_after: predicted.map(|pick| pick.first_token_after),
+            first_token_after: predicted.map(Pick::first_token_not_before),
             prefill_takes: predicted.map(|pick| pick.prefill_takes),
             time_left,
         })?;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skein_node::clock;
 use tokio::sync::Notify;
+use uuid::Uuid;
 
 use super::error::StoreError;
 use super::limits::MAX_RECORDS;
@@ -16,7 +17,6 @@ use super::usage::Usage;
 use crate::batch::disk::{self, Disk};
 use crate::batch::output;
 use crate::config::BatchLimits;
-use crate::ids;
 
 /// Name of the log in its directory.
 const LOG: &str = "jobs.log";
@@ -199,7 +199,7 @@ impl Store {
             let oldest = oldest.ok_or(StoreError::TooManyJobs(self.limits.batches_per_key))?;
             self.append(inner, LogLine::Forgotten(oldest))?;
         }
-        let id = format!("batch_{}", ids::drawn().simple());
+        let id = format!("batch_{}", Uuid::now_v7().simple());
         let job = Job::new(id, tenant.to_owned(), new, clock::unix_time().as_secs());
         self.append(inner, LogLine::Job(Box::new(job.clone())))?;
         self.changed.notify_waiters();

@@ -4,13 +4,13 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use skein_node::clock;
+use uuid::Uuid;
 
 use super::error::StoreError;
 use super::limits::MAX_FILE_BYTES;
 use super::log::LogLine;
 use super::record::{FileRecord, Job, Purpose};
 use super::store::Store;
-use crate::ids;
 
 /// File being written. It goes when it is dropped unfinished.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Store {
     /// If the file cannot be created, or the tenant or the directory is at its limit.
     pub fn upload(&self, tenant: &str) -> Result<Upload<'_>, StoreError> {
         self.reserve_file(tenant)?;
-        let id = format!("file-{}", ids::drawn().simple());
+        let id = format!("file-{}", Uuid::now_v7().simple());
         self.write_file(id, tenant, Purpose::Batch).inspect_err(|_| self.release(tenant, 0))
     }
 
