@@ -7,6 +7,7 @@ import re
 import sys
 import tempfile
 import threading
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "observability"))
 from cluster import Processes, free_port, get, wait_until  # noqa: E402
@@ -72,10 +73,19 @@ class Scene:
         text = get(f"http://127.0.0.1:{self.picker_port}/metrics")
         return int(re.search(r'skein_picks_total\{.*outcome="picked".*\} (\d+)', text).group(1))
 
-    def last_worker_of_picker(self):
-        """The worker that the picker chose for the last request sent to it directly."""
+    def workers_of_picker(self):
+        """The workers that the picker chose for requests sent to it directly, as far as its log tells yet."""
         lines = (self.processes.directory / "picker.log").read_text().splitlines()
-        return [found.group(1) for found in map(re.compile(r'"worker":"([\d.:]+)"').search, lines) if found][-1]
+        return [found.group(1) for found in map(re.compile(r'"worker":"([\d.:]+)"').search, lines) if found]
+
+    def worker_of_picker(self, nth):
+        """The same for the request of this number. A log is written behind its requests."""
+        for _ in range(1000):
+            workers = self.workers_of_picker()
+            if len(workers) > nth:
+                return workers[nth]
+            time.sleep(0.01)
+        raise AssertionError(f"the picker's log has {len(workers)} requests after 10 s")
 
 
 def conversation(number, stream=False, tokens=8):
@@ -110,8 +120,9 @@ def placement(scene, mode):
     for number, home in homes.items():
         status, again, text = scene.ask("POST", "/v1/completions", conversation(number, stream=True), mode)
         assert status == 200 and again == home, f"conversation {number} went to {again}, its prefix is at {home}"
+        asked = len(scene.workers_of_picker())
         assert scene.ask("POST", "/v1/completions", conversation(number), port=scene.picker_port)[0] == 200
-        own = scene.last_worker_of_picker()
+        own = scene.worker_of_picker(asked)
         assert own.split(":")[0] == home.split(":")[0], f"the router itself chose {own}, the pick was {home}"
         tokens_of(text)
     assert scene.picks() - before == 2 * CONVERSATIONS, "every request through Envoy was picked for"
