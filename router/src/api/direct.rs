@@ -11,13 +11,10 @@ use tower::ServiceExt;
 
 use super::http::around::around;
 use super::http::keys::ApiKeys;
-use super::http::nodes::Node;
 use super::http::rate_limits;
 use super::openai::error::OpenAiError;
 use super::openai::{chat, completions};
 use crate::app::App;
-use crate::refusal::Refusal;
-use crate::request::tenant::Tenant;
 
 /// Serves the direct routes.
 #[derive(Clone)]
@@ -71,7 +68,7 @@ impl Direct {
         let Self { app, keys } = self;
         let handled = app.clone();
         let next = move |request: Request, id| async move {
-            let tenant = match tenant(&keys, &request) {
+            let tenant = match keys.tenant_of(&request) {
                 Ok(tenant) => tenant,
                 Err(refusal) => return OpenAiError::refuse(&request, refusal),
             };
@@ -88,13 +85,4 @@ impl Direct {
         };
         around(app, route.path().into(), request, next).boxed()
     }
-}
-
-/// Whose a request is.
-fn tenant(keys: &ApiKeys, request: &Request) -> Result<Tenant, Refusal> {
-    if request.extensions().get::<Node>().is_some() {
-        // It has checked the keys of its own clients.
-        return Ok(Tenant::default());
-    }
-    keys.tenant(request.headers()).map(|(tenant, _)| tenant)
 }
