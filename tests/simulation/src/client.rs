@@ -131,7 +131,7 @@ impl Client {
             Err(why) => return Ended::Disconnected(why),
         };
         let start = move |served| async move { Ok(answers(served, ask).await) }.boxed();
-        match network.call(connection, false, Box::new(start)).await {
+        match network.call(connection, Box::new(start)).await {
             Ok(messages) => self.read(reading, messages).await,
             Err(status) => Ended::Disconnected(status.to_string()),
         }

@@ -8,6 +8,7 @@
 
 mod call;
 mod connection;
+mod duplex;
 mod transport;
 
 use std::collections::BTreeMap;
