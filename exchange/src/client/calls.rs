@@ -9,15 +9,14 @@ use skein_proto::worker::v1::worker_frame;
 use skein_proto::worker::v1::{GenerateDelta, Leave, RouterFrame, RouterFrames, WorkerFrame, WorkerFrames};
 use tonic::Status;
 
-use crate::limits::{CREDIT, MESSAGE_BYTES, cost};
+use crate::limits::{MESSAGE_BYTES, cost};
 use crate::metadata;
 
-/// Credit is given back in parts of this size, bytes: a frame for every few dozen short deltas.
-const CREDIT_BACK: u32 = CREDIT / 2;
-
 /// All calls of an exchange, and the frames that wait to be sent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Calls {
+    /// Credit of each call in bytes. It is given back by halves, so in a frame for dozens of short deltas.
+    credit: u32,
     /// Number of the latest call.
     latest: u64,
     running: BTreeMap<u64, Call>,
@@ -43,12 +42,16 @@ struct Call {
 }
 
 impl Calls {
+    pub fn new(credit: u32) -> Self {
+        Self { credit, latest: 0, running: BTreeMap::new(), frames: VecDeque::new(), broken: None }
+    }
+
     /// Makes a call by its first frame, and gives it a number.
     pub fn open(&mut self, first: RouterFrame) -> u64 {
         self.latest += 1;
         let end = self.broken.clone().map(Err);
         if end.is_none() {
-            self.frames.push_back(RouterFrame { call: self.latest, ..first });
+            self.frames.push_back(RouterFrame { call: self.latest, credit: self.credit, ..first });
         }
         self.running.insert(self.latest, Call { end, ..Call::default() });
         self.latest
@@ -78,7 +81,7 @@ impl Calls {
             let cost = cost(&delta);
             call.unread = call.unread.saturating_sub(cost);
             call.owed = call.owed.saturating_add(cost);
-            if call.owed >= CREDIT_BACK && call.end.is_none() {
+            if call.owed >= self.credit / 2 && call.end.is_none() {
                 let credit = std::mem::take(&mut call.owed);
                 self.frames.push_back(RouterFrame { call: number, credit, ..RouterFrame::default() });
             }
@@ -117,7 +120,7 @@ impl Calls {
             }
             // The reader may have left.
             let Some(running) = self.running.get_mut(&call) else { return Ok(()) };
-            let taken = running.take(content);
+            let taken = running.take(content, self.credit);
             woken.extend(running.waker.take());
             taken.map_err(|wrong| Status::internal(format!("the worker's answers to call {call}: {wrong}")))
         })
@@ -180,7 +183,7 @@ impl Call {
     }
 
     /// Takes a frame's content; the error says what is wrong with it.
-    fn take(&mut self, content: Option<worker_frame::Content>) -> Result<(), &'static str> {
+    fn take(&mut self, content: Option<worker_frame::Content>, credit: u32) -> Result<(), &'static str> {
         match content {
             _ if self.end.is_some() => Err("a frame after the end"),
             Some(worker_frame::Content::Accepted(_)) if self.is_accepted => Err("accepted twice"),
@@ -191,7 +194,7 @@ impl Call {
             Some(worker_frame::Content::Delta(_)) if !self.is_accepted => {
                 Err("a delta before it was accepted")
             }
-            Some(worker_frame::Content::Delta(_)) if self.unread + self.owed >= CREDIT => {
+            Some(worker_frame::Content::Delta(_)) if self.unread + self.owed >= credit => {
                 Err("a delta without credit")
             }
             Some(worker_frame::Content::Delta(delta)) => {

@@ -15,7 +15,7 @@ use skein_proto::worker::v1::{
 };
 use tonic::{Request, Status};
 
-use crate::limits::{CREDIT, MAX_PROMPT_TOKENS};
+use crate::limits::MAX_PROMPT_TOKENS;
 use crate::{metadata, prompt};
 use calls::Calls;
 
@@ -23,10 +23,10 @@ use calls::Calls;
 #[derive(Debug)]
 pub struct Exchange(Arc<Shared>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared(Mutex<State>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     calls: Calls,
     /// Wakes the sender of frames.
@@ -65,10 +65,12 @@ pub fn fits(request: &GenerateRequest) -> bool {
     request.prompt_token_ids.len() <= MAX_PROMPT_TOKENS
 }
 
-/// A new exchange: what makes calls, the frames to send, and what reads the frames that come back.
+/// A new exchange: what makes calls, the frames to send, and what reads the frames that come back. Each call
+/// begins with `credit` bytes, usually [`CREDIT`](crate::limits::CREDIT).
 #[must_use]
-pub fn exchange() -> (Exchange, Frames, Answers) {
-    let shared = Arc::new(Shared::default());
+pub fn exchange(credit: u32) -> (Exchange, Frames, Answers) {
+    let calls = Calls::new(credit);
+    let shared = Arc::new(Shared(Mutex::new(State { calls, sender: None, is_closing: false })));
     (Exchange(shared.clone()), Frames(shared.clone()), Answers(shared))
 }
 
@@ -86,7 +88,7 @@ impl Exchange {
         let mut request = request.into_inner();
         let prompt = prompt::to_bytes(std::mem::take(&mut request.prompt_token_ids));
         let content = Some(Content::Generate(request));
-        self.call(RouterFrame { content, prompt, metadata, credit: CREDIT, ..RouterFrame::default() })
+        self.call(RouterFrame { content, prompt, metadata, ..RouterFrame::default() })
     }
 
     /// `Worker.Attach`, likewise.
@@ -94,7 +96,7 @@ impl Exchange {
     pub fn attach(&self, request: Request<AttachRequest>) -> Opening {
         let metadata = metadata::headers(request.metadata());
         let content = Some(Content::Attach(request.into_inner()));
-        self.call(RouterFrame { content, metadata, credit: CREDIT, ..RouterFrame::default() })
+        self.call(RouterFrame { content, metadata, ..RouterFrame::default() })
     }
 
     fn call(&self, first: RouterFrame) -> Opening {

@@ -74,7 +74,7 @@ fn tokens(deltas: &mut Deltas) -> Vec<u32> {
 
 #[test]
 fn calls_made_at_one_moment_travel_in_one_message_each_with_its_credit() {
-    let (exchange, mut frames, _answers) = exchange();
+    let (exchange, mut frames, _answers) = exchange(CREDIT);
     let _calls = [ask(&exchange, "a", &[1, 2]), ask(&exchange, "b", &[3])];
     let Some(Some(RouterFrames { frames: message })) = frames.next().now_or_never() else {
         panic!("there is a message")
@@ -88,7 +88,7 @@ fn calls_made_at_one_moment_travel_in_one_message_each_with_its_credit() {
 
 #[test]
 fn a_message_ends_once_it_is_long() {
-    let (exchange, mut frames, _answers) = exchange();
+    let (exchange, mut frames, _answers) = exchange(CREDIT);
     let prompt = vec![7; MESSAGE_BYTES / 4 / 2];
     let _calls: Vec<_> = (0..5).map(|_| ask(&exchange, "long", &prompt)).collect();
     let mut lengths = Vec::new();
@@ -100,7 +100,7 @@ fn a_message_ends_once_it_is_long() {
 
 #[test]
 fn frames_reach_their_calls_and_a_refusal_only_its_own() {
-    let (exchange, mut frames, answers) = exchange();
+    let (exchange, mut frames, answers) = exchange(CREDIT);
     let [a, b, c] = ["a", "b", "c"].map(|id| ask(&exchange, id, &[1]));
     assert_eq!(sent(&mut frames).len(), 3);
     let said = vec![
@@ -120,7 +120,7 @@ fn frames_reach_their_calls_and_a_refusal_only_its_own() {
 #[test]
 fn a_call_ends_as_the_worker_says_after_its_last_delta() {
     for code in [Code::Ok, Code::Unavailable] {
-        let (exchange, _frames, answers) = exchange();
+        let (exchange, _frames, answers) = exchange(CREDIT);
         let call = ask(&exchange, "a", &[1]);
         let _reading = read(answers, vec![accepted(1), delta(1, 5), end(1, code)]);
         let mut deltas = call.now_or_never().unwrap().unwrap();
@@ -134,7 +134,7 @@ fn a_call_ends_as_the_worker_says_after_its_last_delta() {
 
 #[test]
 fn credit_goes_back_as_deltas_are_read_and_not_before() {
-    let (exchange, mut frames, answers) = exchange();
+    let (exchange, mut frames, answers) = exchange(CREDIT);
     let call = ask(&exchange, "a", &[1]);
     sent(&mut frames);
     let Some(Content::Delta(one)) = delta(1, 9).content else { panic!() };
@@ -161,7 +161,7 @@ fn a_worker_that_sends_what_no_worker_may_send_ends_the_exchange() {
         ("without credit", too_many.collect()),
     ];
     for (why, frames) in wrong {
-        let (exchange, _sender, answers) = exchange();
+        let (exchange, _sender, answers) = exchange(CREDIT);
         let call = ask(&exchange, "a", &[1]);
         let said = read(answers, frames).0.flatten().expect(why);
         assert!(said.message().contains(why), "{said}");
@@ -174,7 +174,7 @@ fn a_worker_that_sends_what_no_worker_may_send_ends_the_exchange() {
 
 #[test]
 fn a_reader_that_leaves_says_so_once_if_the_worker_may_know_the_call() {
-    let (exchange, mut frames, answers) = exchange();
+    let (exchange, mut frames, answers) = exchange(CREDIT);
     drop(ask(&exchange, "not sent", &[1]));
     assert!(sent(&mut frames).is_empty());
     let [opening, open] = ["opening", "open"].map(|id| ask(&exchange, id, &[1]));
@@ -190,7 +190,7 @@ fn a_reader_that_leaves_says_so_once_if_the_worker_may_know_the_call() {
 
 #[test]
 fn the_end_of_the_exchange_fails_its_calls_after_what_had_arrived() {
-    let (exchange, mut frames, answers) = exchange();
+    let (exchange, mut frames, answers) = exchange(CREDIT);
     let [a, b] = ["a", "b"].map(|id| ask(&exchange, id, &[1]));
     let broken = Status::from_error("reset".into());
     let said = [Ok(WorkerFrames { frames: vec![accepted(1), delta(1, 4)] }), Err(broken)];
@@ -206,7 +206,7 @@ fn the_end_of_the_exchange_fails_its_calls_after_what_had_arrived() {
 
 #[test]
 fn an_exchange_that_is_dropped_ends_after_its_calls() {
-    let (exchange, mut frames, answers) = exchange();
+    let (exchange, mut frames, answers) = exchange(CREDIT);
     let call = ask(&exchange, "a", &[1]);
     sent(&mut frames);
     let woken = Arc::new(Woken::default());

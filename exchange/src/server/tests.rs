@@ -131,7 +131,7 @@ impl Worker for Echo {
 
 /// A router's end that is joined to `service` without a network, and the task that reads its answers.
 fn joined(service: &Arc<Echo>, stopping: impl Future<Output = ()> + Send + 'static) -> (Exchange, Reading) {
-    let (exchange, frames, answers) = client::exchange();
+    let (exchange, frames, answers) = client::exchange(CREDIT);
     let served = serve(service.clone(), frames.map(Ok), stopping);
     (exchange, tokio::spawn(answers.read(Box::pin(served))))
 }

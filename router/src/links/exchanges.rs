@@ -113,12 +113,13 @@ mod tests {
 
     use futures::{StreamExt, future, stream};
     use skein_exchange::client::exchange;
+    use skein_exchange::limits::CREDIT;
 
     use super::*;
 
     /// Opens exchanges with a worker that ends them when `until` is dropped or sent to.
     fn opened(until: tokio::sync::oneshot::Receiver<()>) -> Result<Exchange, Status> {
-        let (exchange, frames, answers) = exchange();
+        let (exchange, frames, answers) = exchange(CREDIT);
         tokio::spawn(async move {
             let _sent = frames;
             let ended = stream::once(async move { until.await.ok() }).filter_map(|_| future::ready(None));

@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use skein_exchange::client::{self, Exchange};
+use skein_exchange::limits::CREDIT;
 use skein_node::task;
 use skein_proto::MAX_MESSAGE_BYTES;
 use skein_proto::worker::v1::{self as wire, worker_client::WorkerClient as WireClient};
@@ -241,7 +242,7 @@ async fn open(
     mut data: WireClient<Channel>,
     authorization: Option<MetadataValue<Ascii>>,
 ) -> Result<Exchange, Status> {
-    let (exchange, frames, answers) = client::exchange();
+    let (exchange, frames, answers) = client::exchange(CREDIT);
     let call = authorized(authorization.as_ref(), Request::new(frames));
     let messages = data.exchange(call).await?.into_inner();
     task::spawn(async move {

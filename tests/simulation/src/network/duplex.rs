@@ -22,7 +22,7 @@ type Answers = BoxStream<'static, Result<WorkerFrames, Status>>;
 impl Network {
     /// Opens an exchange with the worker behind `connection`. The caller's process reads its answers.
     pub(super) async fn exchange(self: &Arc<Self>, connection: Arc<Connection>) -> Result<Exchange, Status> {
-        let (exchange, frames, answers) = client::exchange();
+        let (exchange, frames, answers) = client::exchange(self.spec.credit);
         let (sender, receiver) = mpsc::channel(self.spec.window);
         let (network, joined) = (self.clone(), connection.clone());
         task::spawn(network.carry(frames, sender));
