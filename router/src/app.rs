@@ -101,20 +101,24 @@ impl App {
         Arc::make_mut(&mut self.0).swaps = Some(swaps);
     }
 
-    /// Validates `draft`, tokenises it and starts it.
-    pub async fn start(&self, draft: Draft) -> Result<Started, Refusal> {
+    /// Validates `draft`, tokenises it and starts it. Not an async function, which would keep room for the
+    /// draft while the request waits for a worker.
+    pub fn start(&self, draft: Draft) -> impl Future<Output = Result<Started, Refusal>> + Send + '_ {
         let id = draft.request_id.clone().unwrap_or_default();
-        let (lease, request, options) = self.prepared(draft).await.inspect_err(|refusal| {
-            self.metrics.refused(refusal);
-            refusal.trace(&trace::current());
-            refusal.log(&id);
-        })?;
-        // The generator counts its own refusals.
-        let submitted = self.generator.submit(request.clone()).await;
-        let source = submitted.inspect_err(|refusal| refusal.log(&request.id))?;
-        let stream = TextStream::new(source, &request, &options, &self.text, lease);
-        let split = options.split.map(|split| split.plan);
-        Ok(Started { request, stream, split })
+        let preparing = self.prepared(draft);
+        async move {
+            let (lease, request, options) = preparing.await.inspect_err(|refusal| {
+                self.metrics.refused(refusal);
+                refusal.trace(&trace::current());
+                refusal.log(&id);
+            })?;
+            // The generator counts its own refusals.
+            let submitted = self.generator.submit(request.clone()).await;
+            let source = submitted.inspect_err(|refusal| refusal.log(&request.id))?;
+            let stream = TextStream::new(source, &request, &options, &self.text, lease);
+            let split = options.split.map(|split| split.plan);
+            Ok(Started { request, stream, split })
+        }
     }
 
     /// Validates `draft`, tokenises it and picks an endpoint for it, without starting it.
@@ -132,29 +136,38 @@ impl App {
     pub fn pick_by_load(&self, tenant: Tenant, from: &Endpoints) -> Result<Picked, Refusal> {
         let _lease = self.drain.enter()?;
         let sampling = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
-        let unknown = TokenRequest::new(String::new(), self.text.name(), [0], sampling);
+        let unknown = TokenRequest::new("", self.text.name(), [0], sampling);
         let mut charge = Charge::estimated(tenant.key(), 0, clock::now())?;
         let picked = self.fleet.pick(&TokenRequest { tenant, ..unknown }, from)?;
         charge.settle(0, clock::now());
         Ok(picked)
     }
 
-    async fn prepared(&self, draft: Draft) -> Result<(Lease, TokenRequest, TextOptions), Refusal> {
-        let arrived = Some(clock::now());
-        let lease = self.drain.enter()?;
-        let limits = self.fleet.model_limits()?;
-        let trace = trace::current();
-        let (bytes, from) = (prompt_bytes(&draft.prompt), clock::now());
-        let checked = self.checked(draft, limits).await;
-        trace.add(|| {
-            let part = Part::new("tokenize", from, clock::now()).count("skein.prompt_bytes", bytes as u64);
-            match &checked {
-                Ok((request, _)) => part.count("skein.prompt_tokens", request.prompt.len() as u64),
-                Err(_) => part,
-            }
-        });
-        let (request, options) = checked?;
-        Ok((lease, TokenRequest { arrived, trace, receipts: self.receipts(), ..request }, options))
+    fn prepared(
+        &self,
+        draft: Draft,
+    ) -> impl Future<Output = Result<(Lease, TokenRequest, TextOptions), Refusal>> + Send + '_ {
+        let (arrived, trace) = (clock::now(), trace::current());
+        let bytes = prompt_bytes(&draft.prompt);
+        let lease = self.drain.enter();
+        let limits = lease.and_then(|lease| Ok((lease, self.fleet.model_limits()?)));
+        let from = clock::now();
+        let checking = limits.map(|(lease, limits)| (lease, self.checked(draft, limits)));
+        async move {
+            let (lease, checking) = checking?;
+            let checked = checking.await;
+            trace.add(|| {
+                let part =
+                    Part::new("tokenize", from, clock::now()).count("skein.prompt_bytes", bytes as u64);
+                match &checked {
+                    Ok((request, _)) => part.count("skein.prompt_tokens", request.prompt.len() as u64),
+                    Err(_) => part,
+                }
+            });
+            let (request, options) = checked?;
+            let arrived = Some(arrived);
+            Ok((lease, TokenRequest { arrived, trace, receipts: self.receipts(), ..request }, options))
+        }
     }
 
     /// Where the choices of a worker are recorded: if the client asks, or someone looks at the cluster.
@@ -192,11 +205,11 @@ impl App {
         self.fleet.ready()
     }
 
-    async fn checked(
+    fn checked(
         &self,
         draft: Draft,
         limits: ModelLimits,
-    ) -> Result<(TokenRequest, TextOptions), Refusal> {
+    ) -> impl Future<Output = Result<(TokenRequest, TextOptions), Refusal>> + Send + use<> {
         let compiles = draft.constraint.is_some() || draft.tools.is_on();
         let size = self.new_work_bytes(&draft) + if compiles { CONSTRAINT_BYTES } else { 0 };
         let app = self.clone();
@@ -210,7 +223,7 @@ impl App {
                 clock::now(),
             )
         };
-        self.text_work(size, check).await
+        self.text_work.run(size, check)
     }
 
     /// Cost of a draft's prompt, as bytes of text to tokenise. A text whose ids are kept but for a little is

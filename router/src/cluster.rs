@@ -119,7 +119,12 @@ impl Cluster {
         let mut driver = Driver::admit(&self.workers, &self.admission, self.limits, new)?;
         driver.start().await?;
         let (journey, worker) = (driver.journey(), driver.worker());
-        let deltas = futures::stream::unfold(driver, async |mut driver| Some((driver.next().await?, driver)));
+        // Not `unfold`, which keeps room for the driver in its state and again in its future.
+        let deltas = async_stream::stream! {
+            while let Some(delta) = driver.next().await {
+                yield delta;
+            }
+        };
         Ok(TokenStream { deltas: Box::pin(deltas), journey, worker, aborts, aborted: HashSet::new() })
     }
 

@@ -3,11 +3,10 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hyper::Version;
 use hyper::body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::time::{Instant, sleep_until};
@@ -18,7 +17,6 @@ pub(crate) struct Requests(Arc<Counts>);
 
 struct Counts {
     began: Instant,
-    is_http2: AtomicBool,
     open: AtomicUsize,
     /// When a request last ended, in milliseconds since `began`.
     last_end_ms: AtomicU64,
@@ -27,18 +25,14 @@ struct Counts {
 impl Requests {
     /// Of a connection that begins now.
     pub fn new() -> Self {
-        let (is_http2, open, last_end_ms) = Default::default();
-        Self(Arc::new(Counts { began: Instant::now(), is_http2, open, last_end_ms }))
+        let (open, last_end_ms) = Default::default();
+        Self(Arc::new(Counts { began: Instant::now(), open, last_end_ms }))
     }
 
-    /// Counts a request until what this returns is dropped; `None` for those of HTTP/1.1.
-    pub fn begin(&self, version: Version) -> Option<Open> {
-        if version != Version::HTTP_2 {
-            return None;
-        }
-        self.0.is_http2.store(true, Ordering::Relaxed);
+    /// Counts a request until what this returns is dropped.
+    pub fn begin(&self) -> Open {
         self.0.open.fetch_add(1, Ordering::Relaxed);
-        Some(Open(self.clone()))
+        Open(self.clone())
     }
 
     /// Returns when no request has been open for `most`. One timer a connection: a request only notes when it
@@ -47,7 +41,7 @@ impl Requests {
         let mut until = self.0.began + most;
         loop {
             sleep_until(until).await;
-            let is_open = self.0.open.load(Ordering::Acquire) > 0 || !self.0.is_http2.load(Ordering::Relaxed);
+            let is_open = self.0.open.load(Ordering::Acquire) > 0;
             let last_end = Duration::from_millis(self.0.last_end_ms.load(Ordering::Relaxed));
             let due = self.0.began + last_end + most;
             until = if is_open {
@@ -79,12 +73,12 @@ pin_project! {
     pub(crate) struct Counted<B> {
         #[pin]
         body: B,
-        open: Option<Open>,
+        open: Open,
     }
 }
 
 impl<B> Counted<B> {
-    pub fn new(body: B, open: Option<Open>) -> Self {
+    pub fn new(body: B, open: Open) -> Self {
         Self { body, open }
     }
 }
@@ -119,7 +113,7 @@ mod tests {
     async fn the_time_counts_from_the_end_of_the_last_request() {
         for (ends, expected) in [(vec![0], 10), (vec![3], 13), (vec![12], 22), (vec![7, 16, 40], 50)] {
             let (requests, began) = (Requests::new(), Instant::now());
-            let open: Vec<_> = ends.iter().map(|_| requests.begin(Version::HTTP_2)).collect();
+            let open: Vec<_> = ends.iter().map(|_| requests.begin()).collect();
             let ending = tokio::spawn(async move {
                 for (open, end) in open.into_iter().zip(&ends) {
                     sleep_until(began + SECOND * *end).await;
@@ -130,12 +124,5 @@ mod tests {
             assert_eq!(began.elapsed().as_secs(), expected);
             ending.await.unwrap();
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_connection_of_http1_is_left_to_its_own_limit() {
-        let requests = Requests::new();
-        assert!(requests.begin(Version::HTTP_11).is_none());
-        assert!(tokio::time::timeout(1000 * SECOND, requests.idle(SECOND)).await.is_err());
     }
 }

@@ -15,12 +15,15 @@ pub mod app;
 pub mod batch;
 pub mod cluster;
 pub mod config;
+mod connection;
 pub mod dispatch;
 pub mod drain;
+mod first_bytes;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod generator;
+mod give_back;
 mod idle;
 pub mod ids;
 pub mod limits;

@@ -1,58 +1,31 @@
 //! HTTP and gRPC on one port: HTTP/1.1 and HTTP/2, distinguished by their first bytes, with or without TLS.
 //! Every wait and every size that a client controls has a bound here or in `config`.
 
-use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use hyper::body::{Body, Incoming};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use hyper::body::Body;
 use skein_node::trace::PROCESS;
-use skein_tls::{Accepted, PortTls};
+use skein_tls::PortTls;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info_span};
 
 use crate::api::direct::{self, Direct};
-use crate::api::http::nodes::{Node, NodeCheck};
+use crate::api::http::nodes::NodeCheck;
 use crate::api::{self, grpc};
 use crate::app::App;
-use crate::idle::{Counted, Requests};
+use crate::connection::Protocols;
 use crate::limits::{ConnectionLimits, Place, Places};
 use crate::tenants::KeysFile;
-use crate::unread::{RequestBody, Unread, awaits_continue};
+use crate::unread::RequestBody;
 
-/// Time from connecting to the end of the first request's head.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most header lines of one request.
-const MAX_HEADERS: usize = 100;
-/// Most header bytes of one request.
-const MAX_HEADER_BYTES: u32 = 64 * 1024;
-/// Most requests at once on one HTTP/2 connection.
-const MAX_STREAMS: u32 = 1024;
-/// Most streams of an HTTP/2 connection that its client has reset and we have not yet accepted; with more,
-/// the connection is closed (CVE-2023-44487).
-const MAX_PENDING_RESETS: usize = 20;
-/// Most streams of an HTTP/2 connection that we reset because of its client's errors; with more, it is
-/// closed.
-const MAX_ERROR_RESETS: usize = 1024;
-/// HTTP/2 flow control: most bytes of bodies in flight to us on a stream, and on a connection.
-const WINDOW_BYTES: u32 = 1 << 20;
-/// Most bytes of answers that wait on one HTTP/2 stream for its client to read.
-const MAX_UNSENT_BYTES: usize = 400 * 1024;
-/// How often a silent HTTP/2 peer is pinged.
-const PING_INTERVAL: Duration = Duration::from_secs(20);
-/// How long it may take to answer a ping.
-const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Pause after a failed accept, for example without free file descriptors, so that others can close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// After the drain: time to flush responses and close connections.
@@ -83,15 +56,9 @@ fn serve_boxed<'a>(
     let guarded = grpc::guarded(&app).map_err(io::Error::other)?;
     let router = api::router(app.clone(), guarded, grpc::open(&app));
     let (nodes, direct) = (NodeCheck::of(&app.config), Direct::new(&app));
-    let service = move |mut request: http::Request<RequestBody>| {
-        let (router, refused) = (router.clone(), nodes.refusal(&mut request));
-        let direct = direct.clone();
-        async move {
-            if let Some(refused) = refused {
-                return refused;
-            }
-            direct::answer(direct, router, request.map(axum::body::Body::new)).await
-        }
+    let service = move |mut request: http::Request<RequestBody>| match nodes.refusal(&mut request) {
+        Some(refused) => std::future::ready(refused).boxed(),
+        None => direct::answer(direct.as_ref(), &router, request.map(axum::body::Body::new)),
     };
     let (limits, tls) = (app.config.connection_limits(), app.config.tls.clone());
     let (keys, usage) = (app.config.keys_file.clone(), app.config.usage_log.clone());
@@ -127,7 +94,8 @@ pub async fn accept_until<F, B, D>(
     F: Future<Output = http::Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
-    let (closing, builder) = (CancellationToken::new(), protocol(limits.idle_timeout));
+    let closing = CancellationToken::new();
+    let protocols = Arc::new(Protocols::new(limits.idle_timeout));
     let places = Places::new(&limits);
     let mut connections = JoinSet::new();
     tokio::pin!(drained);
@@ -139,10 +107,9 @@ pub async fn accept_until<F, B, D>(
             Some(_) = connections.join_next() => {}
             (place, stream) = accept(&listener, &places) => {
                 let served = Served {
-                    builder: builder.clone(),
+                    protocols: protocols.clone(),
                     tls: tls.clone(),
                     closing: closing.clone(),
-                    idle_timeout: limits.idle_timeout,
                     _place: place,
                 };
                 connections.spawn(served.connection(stream, service.clone()));
@@ -173,10 +140,9 @@ async fn accept(listener: &TcpListener, places: &Places) -> (Place, TcpStream) {
 
 /// What a connection is served with.
 struct Served {
-    builder: auto::Builder<TokioExecutor>,
+    protocols: Arc<Protocols>,
     tls: PortTls,
     closing: CancellationToken,
-    idle_timeout: Duration,
     /// Held while the connection is open, from before its handshake.
     _place: Place,
 }
@@ -193,94 +159,15 @@ impl Served {
         // Tokens are small and should leave at once. If the socket refuses the option, serve it anyway.
         let _ = stream.set_nodelay(true);
         let accepted = tokio::select! {
-            accepted = self.tls.accept(stream) => accepted,
+            // In a box: a handshake needs kilobytes that the connection does not need after it.
+            accepted = Box::pin(self.tls.accept(stream)) => accepted,
             () = self.closing.cancelled() => return,
         };
         match accepted {
-            Ok(accepted) => exchange(self, accepted, service).await,
+            Ok(accepted) => self.protocols.serve(accepted, self.closing, service).await,
             Err(error) => tracing::debug!(%error, "a connection is not served"),
         }
     }
-}
-
-/// Serves the requests of a connection.
-async fn exchange<F, B>(
-    served: Served,
-    accepted: Accepted,
-    service: impl Fn(http::Request<RequestBody>) -> F + Send + 'static,
-) where
-    F: Future<Output = http::Response<B>> + Send + 'static,
-    B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
-{
-    let Served { builder, closing, idle_timeout, .. } = &served;
-    let (wire, is_node) = (accepted.wire, accepted.is_node);
-    let asked = Arc::new(AtomicBool::new(false));
-    let noting = asked.clone();
-    let requests = Requests::new();
-    let counting = requests.clone();
-    let unread = Unread::default();
-    let service = service_fn(move |mut request: http::Request<Incoming>| {
-        noting.store(true, Ordering::Relaxed);
-        let open = counting.begin(request.version());
-        if is_node {
-            request.extensions_mut().insert(Node);
-        }
-        let (unread, awaits_continue) = (unread.clone(), awaits_continue(&request));
-        let answered = service(unread.lent(request));
-        async move {
-            let answer = unread.settle(awaits_continue, answered.await).await;
-            Ok::<_, Infallible>(answer.map(|body| Counted::new(body, open)))
-        }
-    });
-    let served = builder.serve_connection(TokioIo::new(wire), service);
-    tokio::pin!(served);
-    let silent = async {
-        tokio::time::sleep(HEAD_TIMEOUT).await;
-        // Once a request has been read, the protocol's own timeouts apply.
-        if asked.load(Ordering::Relaxed) {
-            std::future::pending::<()>().await;
-        }
-    };
-    let ended = tokio::select! {
-        ended = served.as_mut() => ended,
-        () = silent => return,
-        () = closing.cancelled() => {
-            served.as_mut().graceful_shutdown();
-            served.await
-        }
-        // A request that arrives meanwhile is served: the client is told first that it is the last.
-        () = requests.idle(*idle_timeout) => {
-            served.as_mut().graceful_shutdown();
-            served.await
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a connection broke");
-    }
-}
-
-/// An idle connection waits for a head, so one limit bounds both. The first head also has [`HEAD_TIMEOUT`].
-fn protocol(idle_timeout: Duration) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(idle_timeout)
-        .max_headers(MAX_HEADERS)
-        .max_buf_size(MAX_HEADER_BYTES as usize);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_header_list_size(MAX_HEADER_BYTES)
-        .max_concurrent_streams(MAX_STREAMS)
-        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
-        .max_local_error_reset_streams(MAX_ERROR_RESETS)
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
-        .max_send_buf_size(MAX_UNSENT_BYTES)
-        .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT);
-    builder
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, EXPECT};
-use http::{HeaderValue, Request, Response, Version};
+use http::{HeaderValue, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
@@ -31,10 +31,9 @@ pub struct RequestBody {
 pub(crate) struct Unread(Arc<Mutex<Option<Incoming>>>);
 
 impl Unread {
-    /// The request with a body that comes back here, unless it is empty or there are other requests beside.
+    /// The request with a body that comes back here, unless it is empty.
     pub fn lent(&self, request: Request<Incoming>) -> Request<RequestBody> {
-        let is_lent = request.version() < Version::HTTP_2 && !request.body().is_end_stream();
-        let unread = is_lent.then(|| self.clone());
+        let unread = (!request.body().is_end_stream()).then(|| self.clone());
         // A handler may have dropped the body of the request before after its answer.
         drop(self.taken());
         request.map(|body| RequestBody { body: Some(body), unread })
@@ -43,8 +42,8 @@ impl Unread {
     /// Makes `response` the last one of its connection, or reads the rest of the request.
     pub async fn settle<B>(&self, awaits_continue: bool, mut response: Response<B>) -> Response<B> {
         let Some(body) = self.taken() else { return response };
-        // Reading tells a client that waits for it to send its body.
-        if awaits_continue || !is_read(body).await {
+        // Reading tells a client that waits for it to send its body. In a box, because it is rare.
+        if awaits_continue || !Box::pin(is_read(body)).await {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
@@ -74,6 +73,13 @@ async fn is_read(mut body: Incoming) -> bool {
         Some(())
     };
     matches!(tokio::time::timeout(WITHIN, rest).await, Ok(Some(())))
+}
+
+impl RequestBody {
+    /// A body beside those of other requests: it may end without being read.
+    pub(crate) fn whole(body: Incoming) -> Self {
+        Self { body: Some(body), unread: None }
+    }
 }
 
 impl Body for RequestBody {

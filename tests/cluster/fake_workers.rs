@@ -133,7 +133,7 @@ pub struct Outcome {
 }
 
 pub async fn run(cluster: Cluster, request: TokenRequest) -> Result<Outcome, Refusal> {
-    let request = TokenRequest { id: fresh_id(), ..request };
+    let request = TokenRequest { id: fresh_id().into(), ..request };
     let mut answer = Answer::to(&request);
     let (mut cached_tokens, mut longest_gap) = (None, Duration::ZERO);
     let (mut first_token_after, mut last) = (Duration::ZERO, None);

@@ -29,7 +29,7 @@ fn wide() -> TokenRequest {
         logprobs: Some(20),
         ..SamplingParams::default()
     };
-    TokenRequest { id: fresh_id(), n: 16, sampling: Arc::new(sampling), ..request(0, 0) }
+    TokenRequest { id: fresh_id().into(), n: 16, sampling: Arc::new(sampling), ..request(0, 0) }
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// State within a text: the first token keeps its leading space.
     pub fn new(table: Arc<TokenBytes>, skip_special_tokens: bool) -> Self {
-        Self { table, skip_special_tokens, kept: Arc::new([]), pending: Vec::new() }
+        Self { table, skip_special_tokens, kept: Arc::default(), pending: Vec::new() }
     }
 
     /// Also writes the special tokens in `kept`, which mark parts of the answer.
@@ -43,7 +43,14 @@ impl Detokenizer {
             self.finish(out);
         }
         let begin = is_kept.then_some(out.len());
-        self.pending.extend_from_slice(self.table.get(token));
+        let bytes = self.table.get(token);
+        if self.pending.is_empty()
+            && let Ok(text) = std::str::from_utf8(bytes)
+        {
+            out.push_str(text);
+            return begin;
+        }
+        self.pending.extend_from_slice(bytes);
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() {
             match std::str::from_utf8(rest) {

@@ -31,6 +31,11 @@ impl StopMatcher {
         Self { patterns, include_stop, held: String::new() }
     }
 
+    /// Whether there are no stop strings, so that no text is held back.
+    pub fn is_empty(&self) -> bool {
+        self.patterns.is_empty()
+    }
+
     /// Processes `text`: appends what is certain to `out`, and returns the stop string that ends the sample,
     /// if any. A stop string that ends in this piece counts only if `armed`, that is, after `min_tokens`.
     pub fn push(&mut self, text: &str, armed: bool, out: &mut String) -> Option<String> {

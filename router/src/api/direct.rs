@@ -48,11 +48,15 @@ impl Route {
     }
 }
 
-/// Answers a request by its direct route, else by `router`.
-pub async fn answer(direct: Option<Direct>, router: Router, request: Request) -> Response {
+/// Answers a request by its direct route, else by `router`. In a box, because a connection keeps room for its
+/// answer's state.
+pub fn answer(direct: Option<&Direct>, router: &Router, request: Request) -> BoxFuture<'static, Response> {
     match direct.zip(Route::of(&request)) {
-        Some((direct, route)) => direct.answer(route, request).await,
-        None => router.oneshot(request).await.unwrap_or_else(|never| match never {}),
+        Some((direct, route)) => direct.clone().answer(route, request).boxed(),
+        None => {
+            let answered = router.clone().oneshot(request);
+            answered.map(|answer| answer.unwrap_or_else(|never| match never {})).boxed()
+        }
     }
 }
 
@@ -63,8 +67,8 @@ impl Direct {
         (!has_origins).then(|| Self { app: app.clone(), keys: ApiKeys::of(&app.config) })
     }
 
-    /// Answers a request to `route`. In a box, because a connection keeps room for its answer's state.
-    fn answer(self, route: Route, request: Request) -> BoxFuture<'static, Response> {
+    /// Answers a request to `route`.
+    fn answer(self, route: Route, request: Request) -> impl Future<Output = Response> + Send + 'static {
         let Self { app, keys } = self;
         let handled = app.clone();
         let next = move |request: Request, id| async move {
@@ -83,6 +87,6 @@ impl Direct {
             }
             answer
         };
-        around(app, route.path().into(), request, next).boxed()
+        around(app, route.path().into(), request, next)
     }
 }

@@ -32,12 +32,12 @@ pub(crate) struct Claim {
 
 impl RunningIds {
     /// Claims an id, or joins the readers that hold it for the same stream.
-    pub fn claim(&self, tenant: &Tenant, id: &str, stream_key: StreamKey) -> Result<Claim, Refusal> {
-        let key = (tenant.clone(), Arc::from(id));
+    pub fn claim(&self, tenant: &Tenant, id: &Arc<str>, stream_key: StreamKey) -> Result<Claim, Refusal> {
+        let key = (tenant.clone(), id.clone());
         let mut ids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let running = ids.entry(key.clone()).or_insert(Running { stream_key, claims: 0 });
         if running.stream_key != stream_key {
-            return Err(Refusal::DuplicateId(id.to_owned()));
+            return Err(Refusal::DuplicateId(id.to_string()));
         }
         running.claims += 1;
         Ok(Claim { id: key, ids: self.clone() })
@@ -64,15 +64,15 @@ mod tests {
     fn an_id_belongs_to_one_stream_until_its_last_reader_is_gone() {
         let key = |byte| StreamKey::from_wire(&[byte; 16]).expect("sixteen bytes");
         let (ids, nobody) = (RunningIds::default(), Tenant::default());
-        let first = ids.claim(&nobody, "a", key(1)).expect("it is free");
-        let second = ids.claim(&nobody, "a", key(1)).expect("it is the same stream");
-        assert!(matches!(ids.claim(&nobody, "a", key(2)), Err(Refusal::DuplicateId(_))));
-        ids.claim(&nobody, "b", key(2)).expect("another id");
-        ids.claim(&Tenant::of_key("k"), "a", key(2)).expect("an id of another tenant");
+        let first = ids.claim(&nobody, &"a".into(), key(1)).expect("it is free");
+        let second = ids.claim(&nobody, &"a".into(), key(1)).expect("it is the same stream");
+        assert!(matches!(ids.claim(&nobody, &"a".into(), key(2)), Err(Refusal::DuplicateId(_))));
+        ids.claim(&nobody, &"b".into(), key(2)).expect("another id");
+        ids.claim(&Tenant::of_key("k"), &"a".into(), key(2)).expect("an id of another tenant");
         drop(first);
-        assert!(ids.claim(&nobody, "a", key(2)).is_err(), "the second reader still holds it");
+        assert!(ids.claim(&nobody, &"a".into(), key(2)).is_err(), "the second reader still holds it");
         drop(second);
-        ids.claim(&nobody, "a", key(2)).expect("it is free again");
+        ids.claim(&nobody, &"a".into(), key(2)).expect("it is free again");
         assert!(ids.0.lock().expect("no panic").is_empty());
     }
 }

@@ -220,7 +220,7 @@ impl Driver {
             self.attempts.moved();
             self.with_journey(|journey| journey.moves = moves + 1);
             self.begin_move(lost.clone());
-            let (request, moves) = (&self.request.id, moves + 1);
+            let (request, moves) = (&*self.request.id, moves + 1);
             if is_fault {
                 tracing::warn!(request, moves, lost, "request continues on another worker");
             } else {
@@ -269,7 +269,7 @@ impl Driver {
             Action::Fail(refusal) => {
                 if let Refusal::WorkersLost { moves, reason } = &refusal {
                     tracing::error!(
-                        request = self.request.id,
+                        request = &*self.request.id,
                         moves,
                         reason,
                         "request failed on every worker tried"
@@ -278,7 +278,7 @@ impl Driver {
                 if matches!(refusal, Refusal::VersionGone) {
                     let version = self.delivery.version();
                     tracing::error!(
-                        request = self.request.id,
+                        request = &*self.request.id,
                         %version,
                         "request failed: no worker serves the version of the model that it began on"
                     );
@@ -426,7 +426,7 @@ impl Driver {
             self.workers.moves.add(Move {
                 at: clock::unix_time(),
                 gap: clock::now().since(since),
-                request: self.request.id.clone(),
+                request: self.request.id.to_string(),
                 tenant: self.request.tenant.clone(),
                 from,
                 to: name.clone(),

@@ -69,14 +69,14 @@ impl Driver {
                     self.workers.with_fleet(|fleet| (fleet.name(at.worker), fleet.version_at(at)));
                 self.set_worker(name);
                 self.state = State::Streaming(OpenStream::new(reader, version, placed));
-                tracing::debug!(request = self.request.id, worker = placement.at.worker.0, "attached");
+                tracing::debug!(request = &*self.request.id, worker = placement.at.worker.0, "attached");
                 Some(RequestEvent::Attached(placement.at))
             }
             Waited::Deadline => Some(RequestEvent::Deadline),
             refused => {
                 self.attempts.end(Ended::NotAttached);
                 if let Waited::Answer(Ok(Err(error))) = refused {
-                    tracing::debug!(request = self.request.id, %error, "not attached");
+                    tracing::debug!(request = &*self.request.id, %error, "not attached");
                     reader.forget();
                 }
                 self.workers.with_fleet(|fleet| fleet.stream_gone(self.stream_key, placement.at.worker));

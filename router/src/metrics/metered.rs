@@ -11,6 +11,7 @@ use skein_choice::receipt::Receipts;
 use skein_node::clock::{self, Timestamp};
 use skein_node::trace::{self, Observation};
 use skein_proto::finish::FinishReason;
+use smallvec::SmallVec;
 
 use super::recent::Ended;
 use super::span::{AnswerSpan, Counts};
@@ -144,7 +145,7 @@ struct Answer {
     /// Its share of the limits of its key.
     charge: Charge,
     model: Arc<str>,
-    id: String,
+    id: Arc<str>,
     /// What the log says of it.
     status: u16,
     worker: Option<Arc<str>>,
@@ -160,7 +161,7 @@ struct Answer {
     is_refused: bool,
     /// Whether no worker had room for it: it costs as little as if the queue here had been full.
     has_no_room: bool,
-    samples: Vec<Sample>,
+    samples: SmallVec<[Sample; 1]>,
     span: AnswerSpan,
     /// Code of the error that ended it.
     error: Option<&'static str>,
@@ -204,7 +205,7 @@ impl Answer {
             has_ended: false,
             is_refused: false,
             has_no_room: false,
-            samples: vec![Sample::default(); request.n as usize],
+            samples: SmallVec::from_elem(Sample::default(), request.n as usize),
             span: AnswerSpan::new(request),
             error: None,
             tenant: request.tenant.clone(),
@@ -310,7 +311,7 @@ impl Answer {
         let ms = |until: Timestamp| until.since(self.arrived).as_millis() as u64;
         tracing::info!(
             target: REQUEST_LINES,
-            request = self.id,
+            request = &*self.id,
             tenant = self.charge.key().map(|key| &*key.tenant),
             key = self.charge.key().map(|key| &*key.id),
             status = self.status,
@@ -363,7 +364,7 @@ impl Answer {
                 output_tokens: self.output_tokens(),
                 outcome: outcome.label(),
                 duration: now.since(self.arrived),
-                ..TenantMetrics::usage(self.id.clone(), key.as_deref(), self.model.clone())
+                ..TenantMetrics::usage(self.id.to_string(), key.as_deref(), self.model.clone())
             });
         }
         let computed = self.prompt_tokens.saturating_sub(self.cached_tokens.into());

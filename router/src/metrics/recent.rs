@@ -24,7 +24,7 @@ pub struct Ended {
     /// When it arrived, since 1970.
     pub arrived: Duration,
     /// Its id.
-    pub id: String,
+    pub id: Arc<str>,
     /// Who sent it.
     pub tenant: Tenant,
     /// Model or adapter that answered.

@@ -23,7 +23,7 @@ pub(super) struct AnswerSpan {
 
 /// Counts at the end of an answer.
 pub(super) struct Counts {
-    pub id: String,
+    pub id: Arc<str>,
     pub outcome: &'static str,
     pub moves: u32,
     pub prompt_tokens: u64,

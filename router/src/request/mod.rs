@@ -35,7 +35,7 @@ pub struct Draft {
     /// Sampling parameters, not validated.
     pub sampling: SamplingOptions,
     /// The client's own request id.
-    pub request_id: Option<String>,
+    pub request_id: Option<Arc<str>>,
     /// Index of this prompt in a call with several prompts under one id.
     pub part: Option<usize>,
     /// Whether the tokenizer adds its own tokens (BOS) to a text; default true.
@@ -132,7 +132,7 @@ impl Default for Prompt {
 #[derive(Debug, Clone)]
 pub struct TokenRequest {
     /// Unique within its tenant; the client's own id or a UUIDv7.
-    pub id: String,
+    pub id: Arc<str>,
     /// Served name of the model.
     pub model: Arc<str>,
     /// Its adapter; `None` = the model alone.
@@ -198,7 +198,7 @@ impl TokenRequest {
 
     /// A request for one sample after `prompt`, without any options.
     pub fn new(
-        id: impl Into<String>,
+        id: impl Into<Arc<str>>,
         model: impl Into<Arc<str>>,
         prompt: impl Into<Arc<[TokenId]>>,
         sampling: SamplingParams,

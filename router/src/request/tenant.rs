@@ -78,7 +78,11 @@ impl Tenant {
 
     /// Salt that separates prefix caches by tenant and, within a tenant, by the request's `own` salt.
     pub fn cache_salt(&self, own: &str) -> Arc<str> {
-        if self.name.is_empty() { own.into() } else { format!("{}/{own}", self.name).into() }
+        match (self.name.is_empty(), own) {
+            (true, "") => Arc::default(), // shared by all
+            (true, own) => own.into(),
+            (false, own) => format!("{}/{own}", self.name).into(),
+        }
     }
 
     /// Names one call of a client, whose prompts share its places at a worker.

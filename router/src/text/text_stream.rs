@@ -142,8 +142,7 @@ impl TextStream {
         text: &ModelText,
         lease: Lease,
     ) -> Self {
-        let kept =
-            options.split.as_ref().map_or_else(|| Arc::new([]) as Arc<[_]>, |split| split.kept.clone());
+        let kept = options.split.as_ref().map_or_else(Arc::default, |split| split.kept.clone());
         let sample = || Sample {
             detokenizer: Detokenizer::new(text.tokenizer.bytes().clone(), options.skip_special_tokens)
                 .keeping(kept.clone()),
@@ -304,17 +303,20 @@ impl Drop for Detokenizing {
 
 impl Sample {
     fn take(&mut self, delta: TokenDelta, sampling: &SamplingParams) -> TextDelta {
-        let mut out = TextDelta {
-            sample_index: delta.sample_index,
-            from_position: delta.from_position,
-            ..TextDelta::default()
-        };
-        let mut logprobs = delta.logprobs.into_iter();
-        for token in delta.tokens {
+        let TokenDelta { sample_index, from_position, mut tokens, mut logprobs, finish, .. } = delta;
+        let mut out = TextDelta { sample_index, from_position, ..TextDelta::default() };
+        let (mut shown, mut piece) = (0, String::new());
+        for token in tokens.iter().copied() {
             self.output_tokens += 1;
-            out.tokens.push(token);
-            out.logprobs.extend(logprobs.next());
-            let mut piece = String::new();
+            shown += 1;
+            if self.stop.is_empty() && self.reasoning.is_none() {
+                // Nothing looks at the token's own text.
+                let from = out.text.len();
+                let begin = self.detokenizer.push(token, &mut out.text);
+                self.marks.add(begin.map(|begin| begin - from), out.text.len() - from);
+                continue;
+            }
+            piece.clear();
             let begin = self.push(token, &mut piece);
             if let Some(reasoning) = &mut self.reasoning {
                 reasoning.push(&piece, begin.as_slice());
@@ -327,7 +329,10 @@ impl Sample {
                 break;
             }
         }
-        if let Some(finish) = delta.finish.filter(|_| !self.ended) {
+        tokens.truncate(shown);
+        logprobs.truncate(shown);
+        (out.tokens, out.logprobs) = (tokens, logprobs);
+        if let Some(finish) = finish.filter(|_| !self.ended) {
             self.end();
             out.finish = Some(self.flush(finish, sampling, &mut out.text));
         }

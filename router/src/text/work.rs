@@ -2,12 +2,12 @@
 //! used is returned to the system: the tokenizer's library uses about two hundred bytes per byte of text.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use skein_node::task;
+use futures::FutureExt;
+use futures::future::{BoxFuture, Either, Ready, ready};
 use tokio::sync::Semaphore;
 
+use crate::give_back::GiveBack;
 use crate::refusal::Refusal;
 
 /// Work on up to this many bytes is done inline: about a millisecond of tokenising.
@@ -19,9 +19,6 @@ pub const INLINE_KEPT_BYTES: usize = 256 * 1024;
 const BYTES_AT_ONCE: usize = 4 * 1024 * 1024;
 /// Work on at least this many bytes frees enough memory to return some to the system.
 const LARGE_BYTES: usize = 128 * 1024;
-/// Delay from the end of large work until memory is returned, so that work that follows shares one walk over
-/// the heap.
-const GIVE_BACK_AFTER: Duration = Duration::from_secs(1);
 
 /// The limits of text work. Clones share them.
 #[derive(Debug, Clone)]
@@ -30,8 +27,7 @@ pub struct TextWork {
     threads: Arc<Semaphore>,
     /// One permit per byte of [`BYTES_AT_ONCE`].
     bytes: Arc<Semaphore>,
-    /// Whether a return of memory is scheduled.
-    giving_back: Arc<AtomicBool>,
+    giving_back: GiveBack,
 }
 
 impl Default for TextWork {
@@ -40,25 +36,34 @@ impl Default for TextWork {
         Self {
             threads: Arc::new(Semaphore::new(processors)),
             bytes: Arc::new(Semaphore::new(BYTES_AT_ONCE)),
-            giving_back: Arc::default(),
+            giving_back: GiveBack::default(),
         }
     }
 }
 
 impl TextWork {
-    /// Runs `work` on `bytes` of text, off the async threads if it may take long. Waiting work starts in
-    /// order of arrival.
+    /// Runs `work` on `bytes` of text: here if it is short, else off the async threads. Waiting work starts
+    /// in order of arrival. What is returned has room for the result, and not for what `work` holds.
     ///
     /// # Errors
     /// The error of `work`, or [`Refusal::Internal`] if it panics.
-    pub async fn run<T: Send + 'static>(
+    pub fn run<T: Send + 'static>(
         &self,
         bytes: usize,
         work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-    ) -> Result<T, Refusal> {
+    ) -> Either<Ready<Result<T, Refusal>>, BoxFuture<'static, Result<T, Refusal>>> {
         if bytes <= INLINE_BYTES {
-            return work();
+            Either::Left(ready(work()))
+        } else {
+            Either::Right(self.clone().run_elsewhere(bytes, work).boxed())
         }
+    }
+
+    async fn run_elsewhere<T: Send + 'static>(
+        self,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
         let thread = self.threads.clone().acquire_owned().await.map_err(|_| Refusal::Internal)?;
         let permits = u32::try_from(bytes.min(BYTES_AT_ONCE)).unwrap_or(u32::MAX);
         let room = self.bytes.clone().acquire_many_owned(permits).await.map_err(|_| Refusal::Internal)?;
@@ -72,30 +77,17 @@ impl TextWork {
             Err(Refusal::Internal)
         });
         if bytes >= LARGE_BYTES {
-            self.schedule_give_back();
+            self.giving_back.schedule();
         }
         done
-    }
-
-    /// Schedules the return of freed memory, after the request has dropped its own data as well.
-    fn schedule_give_back(&self) {
-        if self.giving_back.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let giving_back = self.giving_back.clone();
-        task::spawn(async move {
-            tokio::time::sleep(GIVE_BACK_AFTER).await;
-            giving_back.store(false, Ordering::Relaxed);
-            // On a blocking thread, because it walks the whole heap.
-            drop(tokio::task::spawn_blocking(skein_sys::memory::give_back).await);
-        });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
 
     #[tokio::test]
     async fn bytes_in_progress_are_bounded() {

@@ -120,7 +120,7 @@ pub fn validate(
 
 /// Values of a draft whose checks need no tokens.
 struct Checked {
-    id: String,
+    id: Arc<str>,
     call: u64,
     priority: i32,
     deadline: Timestamp,
@@ -143,7 +143,7 @@ fn check_fields(
     let own_id = faults.value_of(request_id(draft.request_id.take()));
     let call = draft.tenant.call(&own_id);
     let id = match draft.part {
-        Some(part) => format!("{own_id}-{part}"),
+        Some(part) => format!("{own_id}-{part}").into(),
         None => own_id,
     };
     let priority = faults.value_of(check_priority(draft.priority, &draft.tenant));
@@ -326,8 +326,8 @@ fn prompt_param(prompt: &Prompt) -> &'static str {
 }
 
 /// The length limit applies to what the client sent; the prompt's number is appended after it.
-fn request_id(id: Option<String>) -> Result<String, Refusal> {
-    let id = id.unwrap_or_else(|| ids::drawn().to_string());
+fn request_id(id: Option<Arc<str>>) -> Result<Arc<str>, Refusal> {
+    let id = id.unwrap_or_else(|| ids::drawn().to_string().into());
     if !is_request_id(&id) {
         let got = match id.len() {
             1..=MAX_ID_BYTES => format!("`{}`", id.escape_default()),

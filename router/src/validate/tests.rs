@@ -73,7 +73,7 @@ fn each_rule_names_field_limit_and_value() {
     check(SamplingOptions { bad_words: vec!["x".to_owned(); 129], ..some() }, "bad_words", "bad_words takes at most 128 entries, got 129.");
     check_draft(Draft { priority: Some(101), ..draft(some()) }, "priority", "priority must be in [-100, 100], got 101.");
     check_draft(Draft { timeout_ms: Some(0), ..draft(some()) }, "timeout_ms", "timeout_ms must be at least 1, got 0.");
-    check_draft(Draft { request_id: Some("a b".to_owned()), ..draft(some()) }, "request_id", "request_id must be 1 to 128 printable ASCII bytes without spaces, got `a b`.");
+    check_draft(Draft { request_id: Some("a b".into()), ..draft(some()) }, "request_id", "request_id must be 1 to 128 printable ASCII bytes without spaces, got `a b`.");
     check_draft(Draft { prompt: Prompt::Tokens(Vec::new()), ..draft(some()) }, "prompt", "The prompt is empty; send at least one token.");
     check_draft(Draft { prompt: Prompt::Tokens(vec![300]), ..draft(some()) }, "prompt", "prompt: token id 300 is not in the vocabulary (0..300).");
 }
@@ -180,7 +180,7 @@ fn absent_values_take_their_defaults() {
 #[test]
 fn without_a_seed_the_id_is_the_seed() {
     let seed = |id: &str, part| {
-        let draft = Draft { request_id: Some(id.to_owned()), part, ..draft(some()) };
+        let draft = Draft { request_id: Some(id.into()), part, ..draft(some()) };
         run(draft).unwrap().0.sampling.seed
     };
     let drawn = "0192f0c1-2d3e-7f00-8000-000000000000";
@@ -194,7 +194,7 @@ fn calls_with_different_stop_strings_share_no_stream() {
     let key = |stop: &[&str], skip_special_tokens| {
         let stop = stop.iter().map(|stop| (*stop).to_owned()).collect();
         let sampling = SamplingOptions { stop, skip_special_tokens, ..some() };
-        let draft = Draft { request_id: Some("mine".to_owned()), ..draft(sampling) };
+        let draft = Draft { request_id: Some("mine".into()), ..draft(sampling) };
         run(draft).unwrap().0.stream_key()
     };
     assert_eq!(key(&["a", "b"], None), key(&["a", "b"], Some(true)));

@@ -90,7 +90,7 @@ impl Scene {
     async fn run(&self, request: TokenRequest) -> Outcome {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let id = format!("{}.{}", request.id, RUNS.fetch_add(1, Ordering::Relaxed));
-        let request = TokenRequest { id, ..request };
+        let request = TokenRequest { id: id.into(), ..request };
         match self.submit(request.clone()).await {
             Ok(stream) => collect(&request, stream).await,
             Err(refusal) => Outcome { error: Some(refusal.to_string()), ..Outcome::default() },

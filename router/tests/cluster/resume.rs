@@ -46,7 +46,7 @@ async fn a_broken_connection_costs_no_computation() {
         for cut in 0..deltas {
             let (generates, attaches, releases) = (scene.generates(), scene.attaches().1, scene.releases());
             scene.script.faults([Fault::Drop(cut)]);
-            let request = TokenRequest { id: format!("{}-{cut}", request.id), ..request.clone() };
+            let request = TokenRequest { id: format!("{}-{cut}", request.id).into(), ..request.clone() };
             let got = scene.run(request).await;
             assert_eq!(got.error, None);
             assert_eq!(got.samples, expected.samples, "cut after {cut}");
@@ -199,7 +199,7 @@ async fn a_resume_that_finds_nothing_is_computed_from_what_is_delivered() {
         let resume =
             Resume { samples: vec![ResumeSample { index: 1, delivered }], prompt_logprobs_done: false };
         let id = format!("late-{have}");
-        let resumed = TokenRequest { id, resume: Some(Arc::new(resume)), ..request.clone() };
+        let resumed = TokenRequest { id: id.into(), resume: Some(Arc::new(resume)), ..request.clone() };
         let mut rest = scene.submit(resumed).await.expect("it is taken");
         let mut tokens = expected.samples[1].0[..have].to_vec();
         while let Some(delta) = rest.next().await {

@@ -78,7 +78,7 @@ async fn start_router(workers: &[SocketAddr], connector: CuttingConnector) -> Cl
 
 async fn run(workers: &[SocketAddr], request: &TokenRequest, cut: Option<(Cut, usize)>) -> (Answer, Journey) {
     let cluster = start_router(workers, CuttingConnector::new(cut)).await;
-    let request = TokenRequest { id: fresh_id(), ..request.clone() };
+    let request = TokenRequest { id: fresh_id().into(), ..request.clone() };
     let mut answer = Answer::to(&request);
     let mut stream = cluster.submit(request.clone()).await.expect("it is taken");
     while let Some(delta) = next_of(&mut stream).await {

@@ -71,7 +71,7 @@ async fn answer(
 ) -> (Vec<Heard>, Journey, usize) {
     let cluster = start_router(workers, CuttingConnector::new(cut)).await;
     let app = App::new(text.clone(), Arc::new(cluster), router_config());
-    let draft = Draft { request_id: Some(fresh_id()), ..draft };
+    let draft = Draft { request_id: Some(fresh_id().into()), ..draft };
     let Started { request, mut stream, split } = app.start(draft).await.expect("it is taken");
     let plan = split.expect("the model has formats");
     let mut splitters: Vec<Splitter> = (0..request.n).map(|_| Splitter::new(plan.clone())).collect();

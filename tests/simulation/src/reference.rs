@@ -81,7 +81,7 @@ async fn answer_by(plan: &Plan, request: &TokenRequest, other_weights: bool) -> 
     let (client, mut engine) = alone(plan, &config, request.n, other_weights).await;
     let attempt = Attempt {
         version: Version::UNKNOWN,
-        id: request.id.clone(),
+        id: request.id.to_string(),
         samples: (0..request.n).map(|index| (index, Vec::new())).collect(),
         prompt_logprobs: request.sampling.prompt_logprobs.is_some(),
         placement: Placement { router: 1, sequence: 1 },

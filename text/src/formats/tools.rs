@@ -58,7 +58,7 @@ impl Choice {
 
 impl Default for ToolUse {
     fn default() -> Self {
-        Self { functions: Arc::new([]), choice: Choice::None, allowed: None, parallel: true }
+        Self { functions: Arc::default(), choice: Choice::None, allowed: None, parallel: true }
     }
 }
 

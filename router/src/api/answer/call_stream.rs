@@ -10,6 +10,7 @@ use futures::{FutureExt, StreamExt};
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::version::Version;
 use skein_text::formats::Plan;
+use smallvec::SmallVec;
 
 use crate::app::{App, Started};
 use crate::refusal::Refusal;
@@ -43,7 +44,7 @@ pub struct Prompted {
     /// Token counts up to the latest delta.
     pub usage: Usage,
     /// The same, of each sample's output.
-    pub usage_of_samples: Vec<Usage>,
+    pub usage_of_samples: SmallVec<[Usage; 1]>,
     /// Moves between workers up to the latest delta.
     pub journey: Journey,
     /// Worker of the latest delta, once the request has moved.
@@ -56,9 +57,10 @@ impl CallStream {
     /// Starts `drafts`. If one is refused, the others are cancelled, and none counts towards the
     /// limits of the key.
     pub async fn start(app: &App, tenant: &Tenant, drafts: Vec<Draft>) -> Result<Self, Refusal> {
-        let mut merged = Self { prompts: Vec::new(), running: None, alone: None, early: VecDeque::new() };
+        let prompts = Vec::with_capacity(drafts.len());
+        let mut merged = Self { prompts, running: None, alone: None, early: VecDeque::new() };
         tenant.key().map_or(Ok(()), |key| key.check_prompts(drafts.len()))?;
-        let mut streams: Vec<TextStream> = Vec::with_capacity(drafts.len());
+        let mut streams: SmallVec<[TextStream; 1]> = SmallVec::with_capacity(drafts.len());
         for draft in drafts {
             let started = app.start(Draft { tenant: tenant.clone(), ..draft }).await;
             let Started { request, stream, split } =
@@ -120,7 +122,12 @@ impl CallStream {
     /// Next delta and the index of its prompt; `None` at the end of the call and after an error.
     pub async fn next(&mut self) -> Option<Result<(usize, TextDelta), Refusal>> {
         match self.early.pop_front() {
-            Some(early) => Some(Ok(early)),
+            Some(early) => {
+                if self.early.is_empty() {
+                    self.early = VecDeque::new(); // its room is not needed any more
+                }
+                Some(Ok(early))
+            }
             None => self.receive().await,
         }
     }

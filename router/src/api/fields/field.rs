@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use compact_str::CompactString;
 use indexmap::IndexMap;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -10,6 +11,8 @@ use serde_json::Value;
 
 /// Room that a list begins with, so that a short prompt is read without growing it.
 const FEW: usize = 64;
+/// Fields that a body has room for at first.
+const FEW_FIELDS: usize = 8;
 
 /// A parsed value.
 #[derive(Debug, Clone, PartialEq)]
@@ -153,7 +156,7 @@ impl<'de> Visitor<'de> for FieldVisitor {
 
 /// The fields of an object by name, in its order. Of two with one name the later counts.
 #[derive(Debug)]
-pub struct Named(pub IndexMap<String, Field>);
+pub struct Named(pub IndexMap<CompactString, Field>);
 
 impl<'de> Deserialize<'de> for Named {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -171,7 +174,7 @@ impl<'de> Visitor<'de> for NamedVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Named, A::Error> {
-        let mut fields = IndexMap::new();
+        let mut fields = IndexMap::with_capacity(FEW_FIELDS);
         while let Some((name, field)) = map.next_entry()? {
             fields.insert(name, field);
         }

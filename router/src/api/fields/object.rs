@@ -2,6 +2,7 @@
 //! type counts as absent, and [`Fields::finish`] reports all faults of the body together. Unknown fields are
 //! listed, or refused if the operator configures that.
 
+use compact_str::CompactString;
 use http::HeaderValue;
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
@@ -28,7 +29,7 @@ const MAX_JSON_DEPTH: usize = 127;
 /// Fields of a body not yet taken, and the faults of those taken.
 #[derive(Debug)]
 pub struct Fields {
-    untaken: IndexMap<String, Field>,
+    untaken: IndexMap<CompactString, Field>,
     /// Numbers beyond 64 bits as the body spells them; a parsed value has only their first digits.
     huge: Vec<(String, String)>,
     faults: Faults,
@@ -39,7 +40,7 @@ pub struct Fields {
 impl Fields {
     /// Fields that another protocol carries, by their names here.
     pub fn of(fields: Map<String, Value>) -> Self {
-        let untaken = fields.into_iter().map(|(name, value)| (name, value.into())).collect();
+        let untaken = fields.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
         Self { untaken, huge: Vec::new(), faults: Faults::default(), lister: None }
     }
 
@@ -105,7 +106,7 @@ impl Fields {
             lister.other_name(sent, read_as);
         }
         if let Some(value) = self.remove(sent) {
-            self.untaken.insert(read_as.to_owned(), value);
+            self.untaken.insert(read_as.into(), value);
         }
     }
 
@@ -245,19 +246,19 @@ impl Fields {
         if let Some(lister) = &self.lister {
             lister.made(name);
         }
-        self.untaken.insert(name.to_owned(), value.into());
+        self.untaken.insert(name.into(), value.into());
     }
 
     /// Adds `name`, a field nested in one already taken, to the unknown fields.
     pub fn leave(&mut self, name: String) {
-        self.untaken.insert(name, Field::Other(Value::Bool(true)));
+        self.untaken.insert(name.into(), Field::Other(Value::Bool(true)));
     }
 
     /// The fields that were not taken.
     ///
     /// # Errors
     /// All faults in one refusal.
-    pub fn into_untaken(self) -> Result<IndexMap<String, Field>, Refusal> {
+    pub fn into_untaken(self) -> Result<IndexMap<CompactString, Field>, Refusal> {
         self.require();
         self.faults.check()?;
         Ok(self.untaken)
@@ -313,13 +314,13 @@ fn in_header(name: &str) -> String {
 }
 
 /// Numbers at the top of `body` that are beyond 64 bits, each as (field, spelling).
-fn huge_numbers(fields: &IndexMap<String, Field>, body: &[u8]) -> Vec<(String, String)> {
+fn huge_numbers(fields: &IndexMap<CompactString, Field>, body: &[u8]) -> Vec<(String, String)> {
     let huge = |field: &Field| match field {
         Field::Other(value) if value.is_f64() => value.as_f64().filter(|float| float.abs() >= 2_f64.powi(63)),
         _ => None,
     };
     let huge = fields.iter().filter_map(|(name, field)| Some((name, huge(field)?))).take(MAX_HUGE);
-    huge.filter_map(|(name, float)| Some((name.clone(), spelling(name, float, body)?))).collect()
+    huge.filter_map(|(name, float)| Some((name.to_string(), spelling(name, float, body)?))).collect()
 }
 
 /// The text in `body` from which field `name` was read as `value`.

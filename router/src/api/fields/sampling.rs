@@ -82,7 +82,7 @@ pub fn draft(
 ) -> Result<(Draft, Resuming), Refusal> {
     let RequestRef { id, had, may_return } = identify(headers, fields.string("request_id"), request_id)?;
     if let Some(given) = headers.get(X_REQUEST_ID) {
-        tracing::info!(request = id, x_request_id = ?given, "client sent its own X-Request-Id");
+        tracing::info!(request = &*id, x_request_id = ?given, "client sent its own X-Request-Id");
     }
     let timeout_ms = fields.value_of(timeout_ms(headers));
     let draft = Draft {

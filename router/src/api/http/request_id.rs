@@ -6,10 +6,13 @@
 //! The header names a trace, which many calls may share, so it never serves as the id: different calls must
 //! not be merged.
 
+use std::sync::Arc;
+
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use http::{HeaderMap, HeaderName, HeaderValue};
+use uuid::Uuid;
 
 use crate::api::answer::progress::Progress;
 use crate::ids;
@@ -25,13 +28,13 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// Generated id, for requests without one.
 #[derive(Debug, Clone)]
-pub struct RequestId(pub String);
+pub struct RequestId(pub Arc<str>);
 
 /// Identifies the request to which a call refers.
 #[derive(Debug, PartialEq)]
 pub struct RequestRef {
     /// Id from the client, or generated.
-    pub id: String,
+    pub id: Arc<str>,
     /// How much of the stream the client has, from `Last-Event-ID`.
     pub had: Option<Progress>,
     /// Whether the client may come back to this request: it named it, or sent `Last-Event-ID`, empty or not.
@@ -58,19 +61,19 @@ pub fn identify(headers: &HeaderMap, in_body: Option<String>, drawn: &str) -> Re
                        send the same id in both, or one of the two.";
         return Err(Refusal::invalid("Idempotency-Key", message));
     }
-    let named = in_body.or_else(|| key.map(str::to_owned));
+    let named = in_body.map(Arc::from).or_else(|| key.map(Arc::from));
     // A browser that has not yet received an id sends an empty header.
     let last = text(headers, &LAST_EVENT_ID, "Last-Event-ID")?.filter(|id| !id.is_empty());
     let may_return = named.is_some() || headers.contains_key(&LAST_EVENT_ID);
     let Some((id, had)) = last.map(Progress::parse).transpose()? else {
-        return Ok(RequestRef { id: named.unwrap_or_else(|| drawn.to_owned()), had: None, may_return });
+        return Ok(RequestRef { id: named.unwrap_or_else(|| drawn.into()), had: None, may_return });
     };
-    if named.is_some_and(|named| named != id) {
+    if named.is_some_and(|named: Arc<str>| *named != *id) {
         let message = "Last-Event-ID belongs to a different request than request_id or Idempotency-Key; \
                        send the same id, or Last-Event-ID alone.";
         return Err(Refusal::invalid("Last-Event-ID", message));
     }
-    Ok(RequestRef { id, had: Some(had), may_return })
+    Ok(RequestRef { id: id.into(), had: Some(had), may_return })
 }
 
 fn text<'a>(
@@ -94,14 +97,14 @@ pub async fn name<F: Future<Output = Response>>(
     let is_name = |value: &HeaderValue| value.to_str().is_ok_and(is_request_id);
     let is_anthropics = request.uri().path().contains("/v1/messages");
     let given = request.headers().get(X_REQUEST_ID).filter(|value| is_name(value)).cloned();
-    let id = ids::drawn();
-    let mut response = next(request, RequestId(id.to_string())).await;
+    let id: Arc<str> = (&*ids::drawn().hyphenated().encode_lower(&mut Uuid::encode_buffer())).into();
+    let mut response = next(request, RequestId(id.clone())).await;
     let headers = response.headers_mut();
     // The handler sets the id that it used; the client's value takes precedence.
     if let Some(given) = given {
         headers.insert(X_REQUEST_ID, given);
     } else if let http::header::Entry::Vacant(entry) = headers.entry(X_REQUEST_ID)
-        && let Ok(name) = HeaderValue::from_str(&id.to_string())
+        && let Ok(name) = HeaderValue::from_str(&id)
     {
         entry.insert(name);
     }
@@ -131,7 +134,7 @@ mod tests {
             .collect();
         let identified = identify(&headers, in_body.map(str::to_owned), "drawn");
         identified
-            .map(|request| (request.id, request.had.is_some()))
+            .map(|request| (request.id.to_string(), request.had.is_some()))
             .map_err(|refusal| refusal.param().unwrap().to_owned())
     }
 

@@ -2,6 +2,8 @@
 //! during silence, and `[DONE]` only after success.
 
 use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -9,7 +11,9 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use pin_project_lite::pin_project;
 use serde_json::Value;
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::error::ErrorForm;
 use crate::api::answer::events::SseEvent;
@@ -74,51 +78,80 @@ pub fn plain(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
 }
 
 fn bytes<F: ErrorForm>(
-    events: impl Stream<Item = Result<SseEvent, Refusal>> + Send + 'static,
+    events: impl Stream<Item = Result<SseEvent, Refusal>> + Send,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    async_stream::stream! {
-        let mut events = std::pin::pin!(events);
-        let mut resumable = false;
-        // One timer per stream, not one per event: it measures the time since the last output.
-        let mut timer = std::pin::pin!(tokio::time::sleep(KEEP_ALIVE / SILENT_PARTS));
-        let mut silent_parts = 0;
-        loop {
-            let next = tokio::select! {
-                biased;
-                next = events.next() => Some(next),
-                () = &mut timer => None,
-            };
-            let Some(next) = next else {
-                timer.set(tokio::time::sleep(KEEP_ALIVE / SILENT_PARTS));
-                silent_parts += 1;
-                if silent_parts == SILENT_PARTS {
-                    silent_parts = 0;
-                    yield Ok(Bytes::from_static(b": keep-alive\n\n"));
-                }
-                continue;
-            };
-            silent_parts = 0;
-            match next {
-                Some(Ok(event)) => {
-                    resumable = event.id.is_some();
-                    yield Ok(written(&event));
-                }
-                Some(Err(Refusal::Draining)) if resumable => {
-                    yield Ok(Bytes::from_static(FAREWELL));
-                    tokio::time::sleep(FAREWELL_TIME).await;
-                    yield Err(io::Error::other("the server is shutting down"));
-                    break;
-                }
-                Some(Err(refusal)) => {
-                    yield Ok(Bytes::from(format!("data: {}\n\n", F::body(&refusal))));
-                    break;
-                }
-                None => {
-                    yield Ok(Bytes::from_static(b"data: [DONE]\n\n"));
-                    break;
+    Lines {
+        events,
+        timer: sleep(KEEP_ALIVE / SILENT_PARTS),
+        silent_parts: 0,
+        next: Next::Event { resumable: false },
+        body: F::body,
+    }
+}
+
+pin_project! {
+    /// The bytes of a stream of events. Not an async block, which would keep room for `events` twice: where
+    /// it is captured, and where it is pinned.
+    struct Lines<S> {
+        #[pin]
+        events: S,
+        // One per stream, not one per event: it measures the time since the last output.
+        #[pin]
+        timer: Sleep,
+        silent_parts: u32,
+        next: Next,
+        body: fn(&Refusal) -> Value,
+    }
+}
+
+/// What a stream sends next.
+#[derive(Clone, Copy)]
+enum Next {
+    /// An event; with `resumable`, the last one has an id.
+    Event { resumable: bool },
+    /// An error that cuts the connection, after [`FAREWELL_TIME`].
+    Cut,
+    /// Nothing.
+    Over,
+}
+
+impl<S: Stream<Item = Result<SseEvent, Refusal>>> Stream for Lines<S> {
+    type Item = io::Result<Bytes>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut this = self.project();
+        let resumable = match *this.next {
+            Next::Event { resumable } => resumable,
+            Next::Cut => {
+                ready!(this.timer.poll(context));
+                *this.next = Next::Over;
+                return Poll::Ready(Some(Err(io::Error::other("the server is shutting down"))));
+            }
+            Next::Over => return Poll::Ready(None),
+        };
+        let Poll::Ready(next) = this.events.poll_next(context) else {
+            while this.timer.as_mut().poll(context).is_ready() {
+                this.timer.as_mut().reset(Instant::now() + KEEP_ALIVE / SILENT_PARTS);
+                *this.silent_parts += 1;
+                if *this.silent_parts == SILENT_PARTS {
+                    *this.silent_parts = 0;
+                    return Poll::Ready(Some(Ok(Bytes::from_static(b": keep-alive\n\n"))));
                 }
             }
-        }
+            return Poll::Pending;
+        };
+        *this.silent_parts = 0;
+        let (sent, next) = match next {
+            Some(Ok(event)) => (written(&event), Next::Event { resumable: event.id.is_some() }),
+            Some(Err(Refusal::Draining)) if resumable => {
+                this.timer.reset(Instant::now() + FAREWELL_TIME);
+                (Bytes::from_static(FAREWELL), Next::Cut)
+            }
+            Some(Err(refusal)) => (Bytes::from(format!("data: {}\n\n", (this.body)(&refusal))), Next::Over),
+            None => (Bytes::from_static(b"data: [DONE]\n\n"), Next::Over),
+        };
+        *this.next = next;
+        Poll::Ready(Some(Ok(sent)))
     }
 }
 

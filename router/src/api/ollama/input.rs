@@ -65,7 +65,7 @@ pub fn parse(mut fields: Fields, kind: Kind, app: &App, id: &str) -> Result<Aske
         constraint,
         tools,
         cuts_max_tokens: true,
-        request_id: Some(id.to_owned()),
+        request_id: Some(id.into()),
         ..Draft::default()
     };
     let shown_model = named.unwrap_or_else(|| app.text.name().to_string());

@@ -1,5 +1,7 @@
 //! `POST /v1/chat/completions`: one conversation.
 
+use std::sync::Arc;
+
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use futures::Stream;
@@ -140,7 +142,7 @@ fn check_final_message(fields: &mut Fields, last: Option<&Value>) {
 
 /// Request state that is not part of its `Draft`.
 struct GenerationCall {
-    id: String,
+    id: Arc<str>,
     wants: Wants,
     logprobs: bool,
     prompt_logprobs: bool,

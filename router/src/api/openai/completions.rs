@@ -1,5 +1,7 @@
 //! `POST /v1/completions`: one or many prompts, as text or as token ids.
 
+use std::sync::Arc;
+
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use futures::Stream;
@@ -65,7 +67,7 @@ pub fn drafts(fields: Fields, headers: &HeaderMap, id: &str, app: &App) -> Resul
 
 /// Request state that is not part of its drafts.
 struct GenerationCall {
-    id: String,
+    id: Arc<str>,
     wants: Wants,
     echo: bool,
     /// `max_tokens: 0`: the worker generates one token, which is dropped.

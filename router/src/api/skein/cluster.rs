@@ -171,13 +171,13 @@ fn moved_json(moved: &Move) -> Value {
 
 fn request(ended: &Ended, moves: &[&Move]) -> Value {
     let own: Vec<&&Move> =
-        moves.iter().filter(|moved| moved.request == ended.id && moved.tenant == ended.tenant).collect();
+        moves.iter().filter(|moved| moved.request == *ended.id && moved.tenant == ended.tenant).collect();
     let receipts = ended.receipts.as_ref().and_then(|receipts| receipts.json());
     let receipts: Option<Value> = receipts.and_then(|text| serde_json::from_str(&text).ok());
     let mut workers: Vec<&str> = own.iter().filter_map(|moved| moved.from.as_deref()).collect();
     workers.extend(ended.worker.as_deref());
     json!({
-        "id": ended.id, "time": seconds(ended.arrived), "model": &*ended.model, "status": ended.status,
+        "id": &*ended.id, "time": seconds(ended.arrived), "model": &*ended.model, "status": ended.status,
         "outcome": ended.outcome, "code": ended.code, "prompt_tokens": ended.prompt_tokens,
         "cached_tokens": ended.cached_tokens, "output_tokens": ended.output_tokens,
         "ttft_seconds": ended.first_token.map(seconds), "seconds": seconds(ended.total), "moves": ended.moves,

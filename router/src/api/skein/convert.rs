@@ -43,7 +43,7 @@ pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<
         model: given(request.model),
         prompt,
         sampling: request.sampling.unwrap_or_default().into(),
-        request_id: given(request.request_id),
+        request_id: given(request.request_id).map(Into::into),
         cache_salt: request.cache_salt,
         priority: Some(i64::from(request.priority)).filter(|priority| *priority != 0),
         timeout_ms: timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(1)),

@@ -108,7 +108,7 @@ impl InferenceService {
         let samples = started.request.n as usize;
         let split = plan.map(|plan| Choices::new(Some(plan), samples, true).counted(Some(plan), counts));
         let ids = CallIds::new(&started.request, plan);
-        let id = started.request.id.clone();
+        let id = started.request.id.to_string();
         let shown = Shown { app: self.app.clone(), id, return_token_ids, split, ids };
         Ok(Box::pin(responses(shown, started.stream, had, resumed)))
     }

@@ -137,7 +137,8 @@ async fn prompts_may_be_token_ids() {
             script.requests.lock().unwrap().iter().map(|request| request.prompt.to_vec()).collect();
         assert_eq!(asked, expected);
     }
-    let ids: Vec<String> = script.requests.lock().unwrap().iter().map(|request| request.id.clone()).collect();
+    let ids: Vec<String> =
+        script.requests.lock().unwrap().iter().map(|request| request.id.to_string()).collect();
     assert_eq!(ids, ["t-0", "t-1"]);
 }
 

@@ -12,7 +12,7 @@ async fn both_ways(
     for is_direct in [true, false] {
         let app = App::new(Arc::new(testing::model_text()), Arc::new(says("hello")), config.clone());
         let direct = is_direct.then(|| Direct::new(&app).expect("no page of another origin is allowed"));
-        let (mut parts, body) = direct::answer(direct, routes(app), request()).await.into_parts();
+        let (mut parts, body) = direct::answer(direct.as_ref(), &routes(app), request()).await.into_parts();
         // The router adds it; otherwise hyper does.
         parts.headers.remove("content-length");
         let is_drawn =
@@ -66,7 +66,7 @@ async fn what_is_no_direct_route_goes_to_the_router() {
         (Request::get("/livez"), 200),
     ] {
         let request = request.body(Body::empty()).unwrap();
-        let answer = direct::answer(Direct::new(&app), routes(app.clone()), request).await;
+        let answer = direct::answer(Direct::new(&app).as_ref(), &routes(app.clone()), request).await;
         assert_eq!(answer.status().as_u16(), status);
     }
     let origins = RouterConfig { allowed_origins: vec!["*".to_owned()], ..testing::config() };

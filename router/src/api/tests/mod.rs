@@ -100,7 +100,7 @@ async fn send_odd(app: &App, request: Request<Body>) -> Answer {
 }
 
 async fn answered(app: &App, request: Request<Body>, asked: compared::Asked) -> Answer {
-    let response = direct::answer(Direct::new(app), routes(app.clone()), request).await;
+    let response = direct::answer(Direct::new(app).as_ref(), &routes(app.clone()), request).await;
     let (parts, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     let answer = Answer {

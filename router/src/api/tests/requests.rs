@@ -9,12 +9,12 @@ async fn calls_that_share_an_x_request_id_have_ids_of_their_own() {
     assert_eq!(answer.json()["id"], format!("cmpl-{}", first[0].id));
     let (second, answer) = asked(CHAT, &chat(json!({})), "trace").await;
     assert_eq!(answer.header("x-request-id"), "trace");
-    assert!(first[0].id != second[0].id && first[0].id != "trace" && second[0].id != "trace");
+    assert!(first[0].id != second[0].id && &*first[0].id != "trace" && &*second[0].id != "trace");
     let named = json!({"prompt": "a", "request_id": "mine"});
     let (third, answer) = asked(COMPLETIONS, &named, "trace").await;
-    assert_eq!((third[0].id.as_str(), answer.header("x-request-id")), ("mine", "trace"));
+    assert_eq!((&*third[0].id, answer.header("x-request-id")), ("mine", "trace"));
     let (third, answer) = asked(COMPLETIONS, &named, "not a name").await;
-    assert_eq!((third[0].id.as_str(), answer.header("x-request-id")), ("mine", "mine"));
+    assert_eq!((&*third[0].id, answer.header("x-request-id")), ("mine", "mine"));
 }
 
 #[tokio::test]
@@ -24,7 +24,7 @@ async fn a_long_request_id_has_room_for_the_numbers_of_its_prompts() {
         let id = "i".repeat(length);
         let (requests, answer) = asked(COMPLETIONS, &call(&id), "trace").await;
         assert_eq!(answer.status, 200, "{}", answer.body);
-        let ids: Vec<&str> = requests.iter().map(|request| request.id.as_str()).collect();
+        let ids: Vec<&str> = requests.iter().map(|request| &*request.id).collect();
         assert_eq!(ids, [format!("{id}-0"), format!("{id}-1")]);
     }
     let (_, answer) = asked(COMPLETIONS, &call(&"i".repeat(129)), "trace").await;
@@ -105,7 +105,7 @@ async fn parameters_reach_the_generator() {
         "allowed_token_ids": [9, 5, 9], "bad_words": ["ab"]});
     send(&app, post_bytes(COMPLETIONS, body.to_string())).await;
     let request = script.requests.lock().unwrap()[0].clone();
-    assert_eq!((request.id.as_str(), &*request.cache_salt, request.priority), ("mine", "s", -3));
+    assert_eq!((&*request.id, &*request.cache_salt, request.priority), ("mine", "s", -3));
     let sampling = &request.sampling;
     assert_eq!((sampling.max_tokens, sampling.seed, sampling.temperature), (3, 7, 0.5));
     assert_eq!((&sampling.logit_bias[..], &sampling.stop_token_ids[..]), (&[(5, -100.0)][..], &[9][..]));

@@ -46,7 +46,7 @@ pub fn token_request(
     let (n, resume) = samples(request.samples, &sampling)?;
     let time_left = Some(request.timeout_ms).filter(|left| *left > 0).map(Duration::from_millis);
     Ok(TokenRequest {
-        id: request.request_id,
+        id: request.request_id.into(),
         model,
         adapter: AdapterId::from_wire(request.adapter).map(|id| AdapterRef { name: "".into(), id }),
         prompt: request.prompt_token_ids.into(),

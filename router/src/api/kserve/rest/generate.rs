@@ -37,7 +37,7 @@ pub fn parse(parts: Parts) -> Result<ModelInferRequest, Refusal> {
         Some(_) => return Err(wrong(PARAMETERS, "must be an object")),
     };
     for (name, value) in fields.into_untaken()? {
-        add(&mut request, name, value)?;
+        add(&mut request, name.into(), value)?;
     }
     for (name, value) in nested {
         add(&mut request, name, Field::from(value))?;

@@ -175,7 +175,7 @@ async fn generated(
     let infer::Asked { request, binary, unknown } = read.await.inspect_err(refused)?;
     let request = ModelInferRequest { model_name: target.model, model_version: version, ..request };
     let Call { mut draft, mut form } = parse(app, request, tenant, unknown).inspect_err(refused)?;
-    draft.request_id = Some(id.to_owned());
+    draft.request_id = Some(id.into());
     check_stream(verb, &form).inspect_err(refused)?;
     // Named in the header, where the other APIs over HTTP name them.
     let ignored = form.ignored.take().and_then(|names| HeaderValue::from_str(&names).ok());
