@@ -73,7 +73,7 @@ async fn workers_that_know_no_exchange_are_called_for_each_request() {
     other.wait_for_ready(1).await;
     for cut in 0..5 {
         other.script.faults([Fault::Drop(cut)]);
-        let got = other.run(TokenRequest { id: format!("cut-{cut}"), ..request.clone() }).await;
+        let got = other.run(TokenRequest { id: format!("cut-{cut}").into(), ..request.clone() }).await;
         assert_eq!((got.error, got.samples), (None, expected.samples.clone()), "cut after {cut}");
     }
     assert_eq!(exchanges(&other), 1, "asked once");
