@@ -40,6 +40,7 @@ use crate::links::transport::{Connector, Grpc};
 use crate::links::workers::Workers;
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenDelta, TokenRequest};
+use crate::shard;
 
 /// A cluster of workers that serve one model. Cheap to clone; its links close with the last clone.
 #[derive(Clone)]
@@ -82,6 +83,7 @@ impl Cluster {
         tuning: Tuning,
         connector: Arc<dyn Connector>,
     ) -> Self {
+        shard::expect(config.shards);
         let mut rng = StdRng::seed_from_u64(tuning.seed.unwrap_or_else(random::seed));
         let router_id = rng.next_u64();
         let RecoveryConfig { worker_timeout, wedge_timeout, max_index_bytes, queue_timeout, stream_linger } =

@@ -13,7 +13,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use skein_node::trace::PROCESS;
 use skein_tls::{Accepted, PortTls};
@@ -28,6 +28,7 @@ use crate::api::{self, grpc};
 use crate::app::App;
 use crate::idle::{Counted, Requests};
 use crate::limits::{ConnectionLimits, Place, Places};
+use crate::shards::{ForStreams, Moving, Shards};
 use crate::tenants::KeysFile;
 use crate::unread::{RequestBody, Unread, awaits_continue};
 
@@ -63,7 +64,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// their clients can resume them through another router.
 ///
 /// # Errors
-/// If the gRPC descriptors cannot be decoded: a broken build.
+/// If the system has no thread for a shard, or the gRPC descriptors cannot be decoded: a broken build.
 pub async fn serve(
     listener: TcpListener,
     app: App,
@@ -95,6 +96,7 @@ fn serve_boxed<'a>(
     };
     let (limits, tls) = (app.config.connection_limits(), app.config.tls.clone());
     let (keys, usage) = (app.config.keys_file.clone(), app.config.usage_log.clone());
+    let shards = Shards::start(app.config.shards)?;
     let drained = async move {
         shutdown.await;
         let running = app.drain.running();
@@ -106,7 +108,8 @@ fn serve_boxed<'a>(
     };
     let served = async move {
         let _watch = keys.as_ref().map(KeysFile::watch);
-        accept_until(listener, tls, service, limits, drained).await;
+        accept_until(listener, &shards, tls, service, limits, drained).await;
+        shards.end().await;
         // The requests that were cut have their lines, too.
         if let Some(usage) = usage {
             let _ = tokio::task::spawn_blocking(move || usage.flush()).await;
@@ -116,9 +119,11 @@ fn serve_boxed<'a>(
 }
 
 /// Serves `service` on every connection until `drained` resolves, then closes the connections. A connection
-/// is closed `limits.idle_timeout` after its last answer.
+/// is accepted here and served on one of the `shards`; the limits hold over all of them. It is closed
+/// `limits.idle_timeout` after its last answer.
 pub async fn accept_until<F, B, D>(
     listener: TcpListener,
+    shards: &Shards,
     tls: PortTls,
     service: impl Fn(http::Request<RequestBody>) -> F + Clone + Send + 'static,
     limits: ConnectionLimits,
@@ -127,7 +132,7 @@ pub async fn accept_until<F, B, D>(
     F: Future<Output = http::Response<B>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
-    let (closing, builder) = (CancellationToken::new(), protocol(limits.idle_timeout));
+    let (closing, builder) = (CancellationToken::new(), protocol(shards, limits.idle_timeout));
     let places = Places::new(&limits);
     let mut connections = JoinSet::new();
     tokio::pin!(drained);
@@ -145,7 +150,7 @@ pub async fn accept_until<F, B, D>(
                     idle_timeout: limits.idle_timeout,
                     _place: place,
                 };
-                connections.spawn(served.connection(stream, service.clone()));
+                shards.spawn(&mut connections, served.connection(shards.moving(stream), service.clone()));
             }
         }
     };
@@ -154,6 +159,7 @@ pub async fn accept_until<F, B, D>(
     let all_closed = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(CLOSE_TIMEOUT, all_closed).await.is_err() {
         tracing::warn!("some connections were cut because their clients did not read");
+        connections.shutdown().await;
     }
 }
 
@@ -173,7 +179,7 @@ async fn accept(listener: &TcpListener, places: &Places) -> (Place, TcpStream) {
 
 /// What a connection is served with.
 struct Served {
-    builder: auto::Builder<TokioExecutor>,
+    builder: auto::Builder<ForStreams>,
     tls: PortTls,
     closing: CancellationToken,
     idle_timeout: Duration,
@@ -184,12 +190,16 @@ struct Served {
 impl Served {
     async fn connection<F, B>(
         self,
-        stream: TcpStream,
+        stream: Moving,
         service: impl Fn(http::Request<RequestBody>) -> F + Send + 'static,
     ) where
         F: Future<Output = http::Response<B>> + Send + 'static,
         B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
     {
+        let stream = match stream.arrived() {
+            Ok(stream) => stream,
+            Err(error) => return tracing::warn!(%error, "a connection is not served"),
+        };
         // Tokens are small and should leave at once. If the socket refuses the option, serve it anyway.
         let _ = stream.set_nodelay(true);
         let accepted = tokio::select! {
@@ -260,8 +270,8 @@ async fn exchange<F, B>(
 }
 
 /// An idle connection waits for a head, so one limit bounds both. The first head also has [`HEAD_TIMEOUT`].
-fn protocol(idle_timeout: Duration) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+fn protocol(shards: &Shards, idle_timeout: Duration) -> auto::Builder<ForStreams> {
+    let mut builder = auto::Builder::new(shards.executor());
     builder
         .http1()
         .timer(TokioTimer::new())

@@ -17,14 +17,19 @@ pub fn current() -> usize {
     CURRENT.get()
 }
 
-/// `current` is less than this on every thread of the process. It may grow while the first shards start.
+/// `current` is less than this on every thread of the process.
 pub fn count() -> usize {
     COUNT.load(Ordering::Relaxed)
 }
 
+/// Says that `shards` will run, before anybody sizes something by `count`.
+pub fn expect(shards: usize) {
+    COUNT.fetch_max(shards + 1, Ordering::Relaxed);
+}
+
 /// Makes the calling thread the thread of `shard`, for as long as it lives.
 pub fn enter(shard: usize) {
-    COUNT.fetch_max(shard + 1, Ordering::Relaxed);
+    expect(shard);
     CURRENT.set(shard);
 }
 
