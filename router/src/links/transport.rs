@@ -3,7 +3,7 @@
 
 use std::error::Error;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -17,6 +17,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 use super::encrypted::{CONNECT_TIMEOUT, Encrypted};
+use crate::shard;
 
 /// With `KEEPALIVE_TIMEOUT` bounds the time until a silent peer (a cut cable, a stopped process) is noticed.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
@@ -109,29 +110,41 @@ async fn connect(address: &str, way: &Grpc) -> Result<Arc<dyn Transport>, String
     let reading = endpoint
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
-    let (control, data) = match &way.tls {
-        None => (watching.connect().await, reading.connect_lazy()),
-        Some(tls) => {
-            let encrypted = Encrypted { tls: tls.clone() };
-            let control = watching.connect_with_connector(encrypted.clone()).await;
-            (control, reading.connect_with_connector_lazy(encrypted))
-        }
+    let encrypted = way.tls.clone().map(|tls| Encrypted { tls });
+    let control = match encrypted.clone() {
+        None => watching.connect().await,
+        Some(encrypted) => watching.connect_with_connector(encrypted).await,
     };
     let control = limited(control.map_err(|error| error_chain(&error))?);
     let authorization = way.authorization.clone();
-    Ok(Arc::new(GrpcTransport { control, data: limited(data), authorization }))
+    let data = (0..shard::count()).map(|_| OnceLock::new()).collect();
+    Ok(Arc::new(GrpcTransport { control, reading, encrypted, data, authorization }))
 }
 
 #[derive(Debug)]
 struct GrpcTransport {
     /// For the watch and short calls, so that bulky streams do not delay them.
     control: WireClient<Channel>,
-    /// For token streams.
-    data: WireClient<Channel>,
+    reading: Endpoint,
+    encrypted: Option<Encrypted>,
+    /// For token streams: a connection of each shard, which its event loop drives.
+    data: Box<[OnceLock<WireClient<Channel>>]>,
     authorization: Option<MetadataValue<Ascii>>,
 }
 
 impl GrpcTransport {
+    /// The connection of this shard. It connects when it is first used, on the shard's own event loop.
+    fn data(&self) -> WireClient<Channel> {
+        let connect = || {
+            limited(match self.encrypted.clone() {
+                None => self.reading.connect_lazy(),
+                Some(encrypted) => self.reading.connect_with_connector_lazy(encrypted),
+            })
+        };
+        // More shards than there were when this worker was found share their connections.
+        self.data[shard::current() % self.data.len()].get_or_init(connect).clone()
+    }
+
     fn call<T>(&self, message: T) -> Request<T> {
         self.authorized(Request::new(message))
     }
@@ -153,13 +166,13 @@ impl Transport for GrpcTransport {
 
     fn generate(&self, request: Request<wire::GenerateRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
         let call = self.authorized(request);
-        let mut data = self.data.clone();
+        let mut data = self.data();
         Box::pin(async move { Ok(data.generate(call).await?.into_inner().boxed()) })
     }
 
     fn attach(&self, request: Request<wire::AttachRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
         let call = self.authorized(request);
-        let mut data = self.data.clone();
+        let mut data = self.data();
         Box::pin(async move { Ok(data.attach(call).await?.into_inner().boxed()) })
     }
 
