@@ -21,6 +21,9 @@ pub const MOST: usize = 64;
 /// wake-ups of two threads for each message, so few requests stay.
 const MOVES_FROM: usize = 8;
 
+/// Most threads for blocking work of all shards together: files, text. What tokio has for one runtime.
+const BLOCKING_THREADS: usize = 512;
+
 /// The shards of one server. They end when this is dropped, with all that still runs on them.
 #[derive(Debug)]
 pub struct Shards {
@@ -82,7 +85,9 @@ impl Shards {
     pub fn start(count: usize) -> io::Result<Self> {
         shard::expect(count);
         let ending = CancellationToken::new();
-        let started = (1..=count).map(|number| start(number, ending.clone())).collect::<io::Result<Vec<_>>>();
+        let started = (1..=count)
+            .map(|number| start(number, BLOCKING_THREADS / count, ending.clone()))
+            .collect::<io::Result<Vec<_>>>();
         // On an error this ends those that have started.
         let _ending = ending.drop_guard();
         let (loops, threads): (Vec<_>, Vec<_>) = started?.into_iter().unzip();
@@ -169,8 +174,8 @@ impl Loop {
     }
 }
 
-fn start(number: usize, ending: CancellationToken) -> io::Result<(Loop, JoinHandle<()>)> {
-    let runtime = Builder::new_current_thread().enable_all().build()?;
+fn start(number: usize, blocking: usize, ending: CancellationToken) -> io::Result<(Loop, JoinHandle<()>)> {
+    let runtime = Builder::new_current_thread().max_blocking_threads(blocking.max(1)).enable_all().build()?;
     let handle = runtime.handle().clone();
     let run = move || {
         shard::enter(number);
