@@ -17,6 +17,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Served by gRPC reflection on every process.
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     // Envoy's bodies and KServe's tensors are passed through without a copy.
-    tonic_prost_build::configure().bytes(".envoy").bytes(".inference").compile_fds(descriptors)?;
+    let configured = tonic_prost_build::configure().bytes(".envoy").bytes(".inference");
+    // Prompts are the longest of a router's frames.
+    configured.bytes(".skein.worker.v1.RouterFrame.prompt").compile_fds(descriptors)?;
     Ok(())
 }

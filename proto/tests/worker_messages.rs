@@ -142,7 +142,35 @@ fn requests_and_their_output() {
         from_prompt_position: 2,
         linger_ms: 10_000,
     };
-    check("attach", attach);
+    check("attach", attach.clone());
+    let header = || Header { name: "traceparent".into(), value: "00-1".into() };
+    let first = RouterFrame {
+        call: 1,
+        content: Some(router_frame::Content::Generate(GenerateRequest {
+            prompt_token_ids: vec![],
+            ..generate()
+        })),
+        prompt: vec![1, 0, 0, 0, 0x2c, 1, 0, 0].into(),
+        metadata: vec![header()],
+        credit: 8192,
+    };
+    let attaching = Some(router_frame::Content::Attach(attach));
+    let leaving = Some(router_frame::Content::Leave(Leave {}));
+    let frames = vec![
+        first,
+        RouterFrame { call: 2, content: attaching, credit: 8192, ..RouterFrame::default() },
+        RouterFrame { call: 1, credit: 4096, ..RouterFrame::default() },
+        RouterFrame { call: 2, content: leaving, ..RouterFrame::default() },
+    ];
+    check("exchange.router", RouterFrames { frames });
+    let end = End { code: 8, message: "full".into(), metadata: vec![header()] };
+    let contents = [
+        worker_frame::Content::Accepted(Accepted {}),
+        worker_frame::Content::Delta(delta()),
+        worker_frame::Content::End(end),
+    ];
+    let frames = contents.map(|content| WorkerFrame { call: 300, content: Some(content) }).to_vec();
+    check("exchange.worker", WorkerFrames { frames });
     check("release", ReleaseRequest { request_id: "client#router.1".into() });
     check("release.response", ReleaseResponse { found: true });
 }

@@ -34,6 +34,7 @@ pub mod refusal;
 pub mod request;
 mod request_lines;
 pub mod serve;
+pub mod shard;
 pub mod swap;
 pub mod tenants;
 #[cfg(any(test, feature = "fuzzing"))]

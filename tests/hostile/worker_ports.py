@@ -13,7 +13,7 @@ import time
 
 from server import Server, skip
 
-METHODS = ["Info", "Generate", "Attach", "Release", "Abort", "Watch"]
+METHODS = ["Info", "Generate", "Attach", "Exchange", "Release", "Abort", "Watch"]
 KEY = "sk-hostile-1"
 UNAUTHENTICATED = "16"
 PORTS_WITHIN_S = 120

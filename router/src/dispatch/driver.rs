@@ -195,10 +195,8 @@ impl Driver {
     async fn advance(&mut self) {
         let event = match std::mem::replace(&mut self.state, State::Over) {
             State::Over => return,
-            State::Opening(wait) => match self.pause(wait).await {
-                Some(event) => event,
-                None => self.open().await,
-            },
+            // In a box of its own, because a stream keeps room for the state of what it may wait for.
+            State::Opening(wait) => Box::pin(self.open_after(wait)).await,
             State::Streaming(source) => self.read(source).await,
         };
         let moves = self.delivery.moves();
@@ -325,6 +323,13 @@ impl Driver {
             source.reader.forget();
             self.workers.handle(fleet::Event::HandedBack(at));
             self.report_for(at, Outcome::Neutral);
+        }
+    }
+
+    async fn open_after(&mut self, wait: Wait) -> RequestEvent {
+        match self.pause(wait).await {
+            Some(event) => event,
+            None => self.open().await,
         }
     }
 
@@ -474,5 +479,22 @@ pub(super) fn outcome_of(error: &CallError) -> Outcome {
         CallError::Fault(_) => Outcome::Fault,
         CallError::Backpressure { .. } => Outcome::Backpressure,
         CallError::Rejected(_) | CallError::VersionGone => Outcome::Neutral,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size_of_future<T>(_: impl FnOnce(&'static mut Driver) -> T) -> usize {
+        size_of::<T>()
+    }
+
+    /// Each open stream keeps them.
+    #[test]
+    fn a_waiting_stream_is_small() {
+        let sizes = (size_of::<Driver>(), size_of::<OpenStream>(), size_of_future(Driver::next));
+        println!("{sizes:?} {} {}", size_of::<Delivery>(), size_of::<TokenRequest>());
+        assert!(sizes.0 + sizes.1 + sizes.2 <= 2048, "{sizes:?}");
     }
 }

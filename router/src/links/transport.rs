@@ -6,9 +6,12 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
+use skein_exchange::client::{self, Exchange};
+use skein_exchange::limits::CREDIT;
+use skein_node::task;
 use skein_proto::MAX_MESSAGE_BYTES;
 use skein_proto::worker::v1::{self as wire, worker_client::WorkerClient as WireClient};
 use skein_tls::ClientTls;
@@ -17,6 +20,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 use super::encrypted::{CONNECT_TIMEOUT, Encrypted};
+use super::exchanges::Exchanges;
 
 /// With `KEEPALIVE_TIMEOUT` bounds the time until a silent peer (a cut cable, a stopped process) is noticed.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
@@ -25,6 +29,9 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// the memory that a client which stops reading costs this process: an unread message of one token has some
 /// 25 bytes, and h2 keeps about 270 for it. The peer joins what has to wait into longer messages.
 const STREAM_WINDOW_BYTES: u32 = 8 << 10;
+/// HTTP/2 flow control of an exchange. What may wait in it is bounded by the credit of its calls, and it is
+/// always read.
+const EXCHANGE_WINDOW_BYTES: u32 = 16 << 20;
 /// The same for all streams of a connection together. It holds the full windows of more unread streams than
 /// a router accepts connections, so unread streams never block another one.
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
@@ -104,22 +111,32 @@ async fn connect(address: &str, way: &Grpc) -> Result<Arc<dyn Transport>, String
         .map_err(|error| format!("bad worker address: {error}"))?
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-        .keep_alive_timeout(KEEPALIVE_TIMEOUT);
-    let watching = endpoint.clone().keep_alive_while_idle(true);
-    let reading = endpoint
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
-    let (control, data) = match &way.tls {
-        None => (watching.connect().await, reading.connect_lazy()),
-        Some(tls) => {
-            let encrypted = Encrypted { tls: tls.clone() };
-            let control = watching.connect_with_connector(encrypted.clone()).await;
-            (control, reading.connect_with_connector_lazy(encrypted))
-        }
+    let watching = endpoint.clone().keep_alive_while_idle(true);
+    let control = match &way.tls {
+        None => watching.connect().await,
+        Some(tls) => watching.connect_with_connector(Encrypted { tls: tls.clone() }).await,
     };
     let control = limited(control.map_err(|error| error_chain(&error))?);
+    let reading = endpoint.clone().initial_stream_window_size(STREAM_WINDOW_BYTES);
     let authorization = way.authorization.clone();
-    Ok(Arc::new(GrpcTransport { control, data: limited(data), authorization }))
+    Ok(Arc::new(GrpcTransport {
+        control,
+        calls: limited(lazy(&reading, way)),
+        exchanges: Exchanges::default(),
+        endpoint: endpoint.initial_stream_window_size(EXCHANGE_WINDOW_BYTES),
+        way: way.clone(),
+        authorization,
+    }))
+}
+
+/// A channel that connects at its first call. Its tasks run in the runtime that asks for it.
+fn lazy(endpoint: &Endpoint, way: &Grpc) -> Channel {
+    match &way.tls {
+        None => endpoint.connect_lazy(),
+        Some(tls) => endpoint.connect_with_connector_lazy(Encrypted { tls: tls.clone() }),
+    }
 }
 
 #[derive(Debug)]
@@ -127,7 +144,12 @@ struct GrpcTransport {
     /// For the watch and short calls, so that bulky streams do not delay them.
     control: WireClient<Channel>,
     /// For token streams.
-    data: WireClient<Channel>,
+    exchanges: Exchanges,
+    /// For token streams that cannot be in an exchange.
+    calls: WireClient<Channel>,
+    /// Where an exchange connects to.
+    endpoint: Endpoint,
+    way: Grpc,
     authorization: Option<MetadataValue<Ascii>>,
 }
 
@@ -136,11 +158,18 @@ impl GrpcTransport {
         self.authorized(Request::new(message))
     }
 
-    fn authorized<T>(&self, mut request: Request<T>) -> Request<T> {
-        if let Some(authorization) = &self.authorization {
-            request.metadata_mut().insert("authorization", authorization.clone());
-        }
-        request
+    fn authorized<T>(&self, request: Request<T>) -> Request<T> {
+        authorized(self.authorization.as_ref(), request)
+    }
+
+    /// The exchange with the worker; `None` if it has none.
+    async fn exchange(&self) -> Result<Option<Arc<Exchange>>, Status> {
+        self.exchanges
+            .current(|| {
+                let data = limited(lazy(&self.endpoint, &self.way));
+                open(data, self.authorization.clone()).boxed()
+            })
+            .await
     }
 }
 
@@ -152,15 +181,23 @@ impl Transport for GrpcTransport {
     }
 
     fn generate(&self, request: Request<wire::GenerateRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
-        let call = self.authorized(request);
-        let mut data = self.data.clone();
-        Box::pin(async move { Ok(data.generate(call).await?.into_inner().boxed()) })
+        Box::pin(async move {
+            if client::fits(request.get_ref())
+                && let Some(exchange) = self.exchange().await?
+            {
+                return Ok(exchange.generate(request).await?.boxed());
+            }
+            Ok(self.calls.clone().generate(self.authorized(request)).await?.into_inner().boxed())
+        })
     }
 
     fn attach(&self, request: Request<wire::AttachRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
-        let call = self.authorized(request);
-        let mut data = self.data.clone();
-        Box::pin(async move { Ok(data.attach(call).await?.into_inner().boxed()) })
+        Box::pin(async move {
+            if let Some(exchange) = self.exchange().await? {
+                return Ok(exchange.attach(request).await?.boxed());
+            }
+            Ok(self.calls.clone().attach(self.authorized(request)).await?.into_inner().boxed())
+        })
     }
 
     fn abort(&self, request: wire::AbortRequest) -> Call<'_, wire::AbortResponse> {
@@ -198,6 +235,29 @@ impl Transport for GrpcTransport {
         let mut control = self.control.clone();
         Box::pin(async move { Ok(control.drain(call).await?.into_inner()) })
     }
+}
+
+/// Opens an exchange; its answers are read until it ends.
+async fn open(
+    mut data: WireClient<Channel>,
+    authorization: Option<MetadataValue<Ascii>>,
+) -> Result<Exchange, Status> {
+    let (exchange, frames, answers) = client::exchange(CREDIT);
+    let call = authorized(authorization.as_ref(), Request::new(frames));
+    let messages = data.exchange(call).await?.into_inner();
+    task::spawn(async move {
+        if let Some(status) = answers.read(messages).await {
+            tracing::debug!(%status, "an exchange with a worker ended");
+        }
+    });
+    Ok(exchange)
+}
+
+fn authorized<T>(authorization: Option<&MetadataValue<Ascii>>, mut request: Request<T>) -> Request<T> {
+    if let Some(authorization) = authorization {
+        request.metadata_mut().insert("authorization", authorization.clone());
+    }
+    request
 }
 
 fn limited(channel: Channel) -> WireClient<Channel> {

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::stream::BoxStream;
+use futures::stream::Map;
 use futures::{Stream, StreamExt};
 use skein_choice::fleet::LogPosition;
 use skein_node::trace::{Headers, TRACEPARENT, TRACESTATE};
@@ -22,7 +22,7 @@ use skein_proto::worker::v1 as wire;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Status};
 
-use super::transport::{Connector, Transport, error_chain};
+use super::transport::{Connector, Messages, Transport, error_chain};
 use crate::request::TokenRequest;
 
 /// Metadata of a router's refusal: see [`CallError::VersionGone`].
@@ -110,7 +110,9 @@ impl CallError {
 }
 
 /// The deltas of one attempt.
-pub type WorkerDeltas = BoxStream<'static, Result<WorkerDelta, CallError>>;
+pub type WorkerDeltas = Map<Messages<wire::GenerateDelta>, Read>;
+/// Reads a message of a stream.
+type Read = fn(Result<wire::GenerateDelta, Status>) -> Result<WorkerDelta, CallError>;
 
 /// A connected worker. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -150,16 +152,14 @@ impl WorkerClient {
     ) -> Result<WorkerDeltas, CallError> {
         let trace = attempt.trace.take();
         let call = self.transport.generate(traced(generate_request(request, attempt), trace));
-        let stream = call.await.map_err(call_error)?;
-        Ok(stream.map(|delta| delta.map_err(call_error).and_then(worker_delta)).boxed())
+        Ok(call.await.map_err(call_error)?.map(worker_delta as Read))
     }
 
     /// Attaches to a stream that runs or is kept at the worker.
     pub async fn attach(&self, mut attachment: Attachment) -> Result<WorkerDeltas, CallError> {
         let trace = attachment.trace.take();
         let call = self.transport.attach(traced(attach_request(attachment), trace));
-        let stream = call.await.map_err(call_error)?;
-        Ok(stream.map(|delta| delta.map_err(call_error).and_then(worker_delta)).boxed())
+        Ok(call.await.map_err(call_error)?.map(worker_delta as Read))
     }
 
     /// Releases an attempt's reader; returns whether the worker knew it.
@@ -317,6 +317,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn worker_delta(delta: wire::GenerateDelta) -> Result<WorkerDelta, CallError> {
+fn worker_delta(delta: Result<wire::GenerateDelta, Status>) -> Result<WorkerDelta, CallError> {
+    let delta = delta.map_err(call_error)?;
     WorkerDelta::try_from(delta).map_err(|malformed| CallError::fault(malformed.to_string()))
 }

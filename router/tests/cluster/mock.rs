@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures::Stream;
+use skein_exchange::server::serve;
 use skein_proto::block_hash;
 use skein_proto::worker::v1 as wire;
 use skein_proto::worker::v1::worker_server::{Worker, WorkerServer};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 use wire::worker_event::Event;
 
 pub const MODEL: &str = "m";
@@ -64,6 +65,10 @@ pub struct Script {
     pub pace_ms: AtomicU32,
     /// Workers started from now on do not promise exact resumption.
     pub inexact: AtomicBool,
+    /// Workers of a release that knows no exchanges.
+    pub without_exchanges: AtomicBool,
+    /// Exchanges that routers asked for.
+    pub exchanges: AtomicU32,
 }
 
 impl Script {
@@ -223,6 +228,7 @@ impl State {
     }
 }
 
+#[derive(Clone)]
 struct Service(Arc<State>);
 
 type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -231,6 +237,7 @@ type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl Worker for Service {
     type GenerateStream = Answer<wire::GenerateDelta>;
     type AttachStream = Answer<wire::GenerateDelta>;
+    type ExchangeStream = Answer<wire::WorkerFrames>;
     type WatchStream = Answer<wire::WorkerEvent>;
 
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::InfoResponse>, Status> {
@@ -276,6 +283,18 @@ impl Worker for Service {
         let cached_tokens = state.cache(&request);
         let deltas = deltas(&request, &state, cached_tokens);
         Ok(Response::new(Box::pin(play(state, deltas, fault))))
+    }
+
+    async fn exchange(
+        &self,
+        request: Request<Streaming<wire::RouterFrames>>,
+    ) -> Result<Response<Self::ExchangeStream>, Status> {
+        self.0.script.exchanges.fetch_add(1, Ordering::SeqCst);
+        if self.0.script.without_exchanges.load(Ordering::SeqCst) {
+            return Err(Status::unimplemented("it is of the release before"));
+        }
+        let answers = serve(Arc::new(self.clone()), request.into_inner(), std::future::pending());
+        Ok(Response::new(Box::pin(answers)))
     }
 
     async fn load_adapter(

@@ -58,6 +58,27 @@ async fn a_broken_connection_costs_no_computation() {
     }
 }
 
+/// During a rolling update, workers of the release before are asked for each request, with the same outcome.
+#[tokio::test]
+async fn workers_that_know_no_exchange_are_called_for_each_request() {
+    let scene = Scene::new(2).await;
+    let exchanges = |scene: &Scene| scene.script.exchanges.load(Ordering::SeqCst);
+    let request = request("mixed", 0..9, 12);
+    let expected = scene.run(request.clone()).await;
+    assert_eq!((expected.error.clone(), exchanges(&scene)), (None, 1));
+    let other = Scene::new(0).await;
+    other.script.without_exchanges.store(true, Ordering::SeqCst);
+    let worker = Mock::start(0, 100, ANY_PORT, &other.script);
+    other.join(0, worker.address).await;
+    other.wait_for_ready(1).await;
+    for cut in 0..5 {
+        other.script.faults([Fault::Drop(cut)]);
+        let got = other.run(TokenRequest { id: format!("cut-{cut}").into(), ..request.clone() }).await;
+        assert_eq!((got.error, got.samples), (None, expected.samples.clone()), "cut after {cut}");
+    }
+    assert_eq!(exchanges(&other), 1, "asked once");
+}
+
 #[tokio::test]
 async fn a_stream_that_cannot_be_attached_to_is_computed_anew() {
     let scene = Scene::new(2).await;

@@ -5,6 +5,7 @@
 //! files or are written here. `tests/fuzz/run` gives the targets to libFuzzer; `tests/replay.rs` runs all of
 //! them on their seeds, on the corpus (inputs that once failed or were hard to find), and on changes of both.
 
+mod exchange;
 mod files;
 mod grammars;
 mod input;
@@ -29,6 +30,7 @@ pub fn targets() -> Vec<Target> {
         requests::targets(),
         streams::targets(),
         wire::targets(),
+        exchange::targets(),
         membership::targets(),
     ]
     .concat()

@@ -131,7 +131,7 @@ impl Client {
             Err(why) => return Ended::Disconnected(why),
         };
         let start = move |served| async move { Ok(answers(served, ask).await) }.boxed();
-        match network.call(connection, false, Box::new(start)).await {
+        match network.call(connection, Box::new(start)).await {
             Ok(messages) => self.read(reading, messages).await,
             Err(status) => Ended::Disconnected(status.to_string()),
         }
@@ -175,8 +175,12 @@ impl Client {
             // Overload and a deadline that is too short occur without faults.
             Refusal::Overloaded { .. } | Refusal::DeadlineTooShort { .. } => true,
             Refusal::NoReadyWorker { .. } => !calm,
-            // The only worker with other weights came back with the usual ones.
-            Refusal::VersionGone => !calm && self.world.plan.faults.contains(&Fault::OtherWeights),
+            // The only worker with other weights came back with the usual ones. The client is told after it has
+            // waited for one, so what counts is when it asked.
+            Refusal::VersionGone => {
+                let asked = Instant::now() - executor::elapsed().saturating_sub(asked_at);
+                asked < self.calm_at + SETTLED_AFTER && self.world.plan.faults.contains(&Fault::OtherWeights)
+            }
             Refusal::WorkersLost { .. } => {
                 let since = asked_at.saturating_sub(FAULTS_LAST);
                 !calm && self.world.log.disturbances_since(since) >= FAULTS_TO_LOSE

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use skein_exchange::limits::CREDIT;
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RouterConfig};
 use skein_router::request::AdapterRef;
 use skein_worker::TokenId;
@@ -64,7 +65,7 @@ impl Plan {
             seed,
             workers: names::WORKERS[..random.between(1, 4) as usize].to_vec(),
             routers: names::ROUTERS[..random.between(1, 3) as usize].to_vec(),
-            network: network(&random),
+            network: NetworkSpec { credit: Random::new(seed, "credit").small(1, 4096), ..network(&random) },
             kv_blocks: kv_blocks_by_layer(seed, kv_blocks, &scheduler),
             cost: StepCost {
                 fixed: random.millis(1, 20),
@@ -149,6 +150,7 @@ fn network(random: &Random) -> NetworkSpec {
     NetworkSpec {
         delay: (Duration::from_millis(1), longest),
         window: random.between(1, 32) as usize,
+        credit: CREDIT,
         keepalive: true,
     }
 }

@@ -60,7 +60,7 @@ async fn ask_and_leave(world: &Arc<World>, router: Host) {
     };
     let ask = Ask { request: long_request(router), stop_after: vec![None], has: vec![0] };
     let start = move |served| async move { Ok(client::answers(served, ask).await) }.boxed();
-    let Ok(mut messages) = world.network.call(connection, false, Box::new(start)).await else {
+    let Ok(mut messages) = world.network.call(connection, Box::new(start)).await else {
         return world.log.violated(router, format_args!("does not answer"));
     };
     match messages.next().await {

@@ -23,6 +23,8 @@ struct Inner {
     violation: Option<String>,
     /// Times of the faults.
     disturbances: Vec<Duration>,
+    /// Whether the network has lost, doubled or swapped a message.
+    is_abused: bool,
     /// Draft tokens that were right.
     accepted: u64,
     /// Whether to print every line at once, for a replay.
@@ -66,6 +68,17 @@ impl Log {
     /// Counts a fault.
     pub fn disturbed(&self) {
         self.lock().disturbances.push(executor::elapsed());
+    }
+
+    /// Counts a message that was lost, doubled or swapped.
+    pub fn abused(&self) {
+        self.disturbed();
+        self.lock().is_abused = true;
+    }
+
+    /// Whether the network has lost, doubled or swapped a message.
+    pub fn is_abused(&self) -> bool {
+        self.lock().is_abused
     }
 
     /// Number of faults at or after the time `since`.

@@ -116,6 +116,7 @@ fn plan(seed: u64, routers: usize, workers: usize) -> Plan {
         network: NetworkSpec {
             delay: (Duration::from_millis(1), Duration::from_millis(5)),
             window: 32,
+            credit: skein_exchange::limits::CREDIT,
             keepalive: true,
         },
         worker: WorkerConfig {

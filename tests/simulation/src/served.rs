@@ -5,9 +5,9 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use skein_proto::version::Version;
-use skein_router::links::transport::Transport;
 use skein_router::refusal::Refusal;
 use skein_router::request::{TokenDelta, TokenRequest};
+use skein_worker::service::WorkerService;
 
 /// A stream of tokens to a client, or the refusal that ended it.
 pub type Tokens = BoxStream<'static, Result<Part, Refusal>>;
@@ -42,7 +42,7 @@ pub trait Front: Send + Sync {
 #[derive(Default)]
 pub struct Served {
     /// Service `skein.worker.v1.Worker`; `None` if the process is not a worker.
-    pub worker: Option<Arc<dyn Transport>>,
+    pub worker: Option<WorkerService>,
     /// Service for clients; `None` if the process is not a router.
     pub front: Option<Arc<dyn Front>>,
 }

@@ -84,7 +84,7 @@ pub fn start(world: &Arc<World>, host: Host) -> Arc<WorkerRun> {
     };
     let (service, engine) = build(&make, epoch, &device, &world.log);
     world.log.say(host, format_args!("starts as worker, epoch {epoch}"));
-    let served = Served { worker: Some(Arc::new(Direct(service.clone()))), front: None };
+    let served = Served { worker: Some(service.clone()), front: None };
     world.network.listen(host, &process, served);
     let (told_to_end, at_rest) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
     let run = WorkerRun { host, process, device, service, told_to_end, other_weights, at_rest };

@@ -21,6 +21,9 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt};
+use skein_exchange::server::serve as serve_exchange;
 use skein_grammar::Grammars;
 use skein_node::{clock, task, trace};
 use skein_proto::adapter::AdapterId;
@@ -31,8 +34,9 @@ use skein_proto::version::Version;
 use skein_proto::worker::v1 as wire;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::metadata::{MetadataMap, MetadataValue};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 pub use local::LocalWorker;
 pub use serve::{serve, serve_backend};
@@ -55,6 +59,9 @@ const RETRY_AFTER_MS: &str = "1000";
 
 /// A request's output on its way to HTTP/2.
 type Deltas = ReceiverStream<Result<wire::GenerateDelta, Status>>;
+
+/// What an exchange answers.
+type Answers = BoxStream<'static, Result<wire::WorkerFrames, Status>>;
 
 /// Available once the model is loaded.
 #[derive(Debug)]
@@ -79,9 +86,24 @@ pub struct WorkerService {
     ready: Arc<OnceLock<Ready>>,
     /// Open requests, from arrival until their streams are written.
     requests: Arc<Requests>,
+    /// Cancelled when exchanges with routers are to end.
+    stopping: CancellationToken,
 }
 
 impl WorkerService {
+    /// `Worker.Exchange` over any transport: the answers to `frames`.
+    pub fn exchange_over(
+        &self,
+        frames: impl Stream<Item = Result<wire::RouterFrames, Status>> + Send + 'static,
+    ) -> impl Stream<Item = Result<wire::WorkerFrames, Status>> + Send + 'static {
+        serve_exchange(Arc::new(self.clone()), frames, self.stopping.clone().cancelled_owned())
+    }
+
+    /// Ends the exchanges with routers once their calls have ended: connections close by themselves then.
+    fn end_exchanges(&self) {
+        self.stopping.cancel();
+    }
+
     /// Whether any request is being admitted or any stream still written.
     fn is_busy(&self) -> bool {
         Arc::strong_count(&self.requests.0) > 1
@@ -98,6 +120,7 @@ impl WorkerService {
 impl wire::worker_server::Worker for WorkerService {
     type GenerateStream = Deltas;
     type AttachStream = Deltas;
+    type ExchangeStream = Answers;
     type WatchStream = ReceiverStream<Result<wire::WorkerEvent, Status>>;
 
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::InfoResponse>, Status> {
@@ -148,6 +171,13 @@ impl wire::worker_server::Worker for WorkerService {
         let attached = engine.attach(attachment).await.map_err(not_attached);
         let stream = attached.inspect_err(|status| refused_span(&trace, status))?;
         Ok(send(stream, facts.info.epoch, open, trace))
+    }
+
+    async fn exchange(
+        &self,
+        request: Request<Streaming<wire::RouterFrames>>,
+    ) -> Result<Response<Self::ExchangeStream>, Status> {
+        Ok(Response::new(self.exchange_over(request.into_inner()).boxed()))
     }
 
     async fn release(

@@ -123,6 +123,7 @@ impl Running {
                 self.engine.await
             }
         };
+        self.service.end_exchanges();
         self.server.stop().await;
         Ok(ended.map_err(|_| WorkerError::Panicked("engine"))??)
     }

@@ -18,7 +18,7 @@ use crate::api::http::body::BODY_TIMEOUT;
 const PREFIX: usize = 5;
 
 /// Methods whose requests are streams.
-const STREAMS: [&str; 2] = ["/ModelStreamInfer", "/ServerReflectionInfo"];
+const STREAMS: [&str; 3] = ["/ModelStreamInfer", "/ServerReflectionInfo", "/Exchange"];
 
 /// The request with a limit of time for its message, or for the first of a stream.
 pub async fn in_time(request: Request) -> Request {

@@ -9,6 +9,7 @@
 mod convert;
 mod readers;
 mod reports;
+mod revoked;
 #[cfg(test)]
 mod tests;
 
@@ -23,10 +24,11 @@ use skein_proto::adapter::{AdapterChange, AdapterId, AdapterRecord};
 use skein_proto::worker::v1 as wire;
 use skein_proto::worker::v1::worker_server::Worker;
 use tonic::metadata::MetadataValue;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use super::grpc::status::status;
-use super::http::keys::Admin;
+use super::http::keys::{Admin, ApiKeys};
+use super::http::nodes::Node;
 use crate::app::App;
 use crate::drain::Lease;
 use crate::links::worker_client::VERSION_GONE;
@@ -38,18 +40,22 @@ use reports::Placements;
 type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// skein.worker.v1.Worker over an [`App`].
+#[derive(Clone)]
 pub struct WorkerFace {
     app: App,
     /// Random per process start.
     epoch: u64,
     readers: Readers,
     placements: Arc<Placements>,
+    keys: ApiKeys,
 }
 
 impl WorkerFace {
     /// Serves `app` under a new epoch.
     pub fn new(app: App) -> Self {
-        Self { app, epoch: random::seed().max(1), readers: Readers::default(), placements: Arc::default() }
+        let keys = ApiKeys::of(&app.config);
+        let epoch = random::seed().max(1);
+        Self { app, epoch, readers: Readers::default(), placements: Arc::default(), keys }
     }
 
     fn capacity(&self) -> Result<Capacity, Refusal> {
@@ -62,6 +68,7 @@ impl WorkerFace {
 impl Worker for WorkerFace {
     type GenerateStream = Messages<wire::GenerateDelta>;
     type AttachStream = Messages<wire::GenerateDelta>;
+    type ExchangeStream = Messages<wire::WorkerFrames>;
     type WatchStream = Messages<wire::WorkerEvent>;
 
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::InfoResponse>, Status> {
@@ -91,6 +98,23 @@ impl Worker for WorkerFace {
         Err(Status::not_found(
             "a router keeps no streams; Generate with the delivered tokens finds it at its worker",
         ))
+    }
+
+    async fn exchange(
+        &self,
+        request: Request<Streaming<wire::RouterFrames>>,
+    ) -> Result<Response<Self::ExchangeStream>, Status> {
+        let (drain, is_node) = (self.app.drain.clone(), request.extensions().get::<Node>().is_some());
+        let (metadata, _, frames) = request.into_parts();
+        let revoked = revoked::revoked(self.keys.clone(), metadata.into_headers());
+        let over = async move {
+            tokio::select! {
+                () = drain.over() => {}
+                () = revoked, if !is_node => {}
+            }
+        };
+        let answers = skein_exchange::server::serve(Arc::new(self.clone()), frames, over);
+        Ok(Response::new(Box::pin(answers)))
     }
 
     async fn release(

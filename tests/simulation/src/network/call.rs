@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::{Abuse, Connection, Network};
+use super::{Connection, Network};
 use crate::served::Served;
 
 /// Messages as they arrive.
@@ -29,19 +29,17 @@ enum Body<M> {
 }
 
 impl Network {
-    /// Calls the server of `connection`. `abusable`: whether single messages may be lost, duplicated or
-    /// swapped.
+    /// Calls the server of `connection`.
     pub(crate) async fn call<M: Clone + Send + Sync + 'static>(
         self: &Arc<Self>,
         connection: Arc<Connection>,
-        abusable: bool,
         start: Start<M>,
     ) -> Answer<M> {
         let (head, answered) = oneshot::channel();
         let (messages, incoming) = mpsc::channel(self.spec.window);
         let (reset, hung_up) = oneshot::channel();
         let sent = self.arrival();
-        let server = ServerHalf { network: self.clone(), connection: connection.clone(), messages, abusable };
+        let server = ServerHalf { network: self.clone(), connection: connection.clone(), messages };
         connection.server.process.spawn(server.run(sent, start, head, hung_up));
         let mut client = ClientHalf { network: self.clone(), connection, incoming, reset: Some(reset) };
         client.head(answered).await?;
@@ -55,7 +53,6 @@ struct ServerHalf<M> {
     network: Arc<Network>,
     connection: Arc<Connection>,
     messages: mpsc::Sender<Sent<M>>,
-    abusable: bool,
 }
 
 impl<M: Clone + Send + Sync + 'static> ServerHalf<M> {
@@ -88,29 +85,7 @@ impl<M: Clone + Send + Sync + 'static> ServerHalf<M> {
 
     async fn pump(&mut self, mut stream: BoxStream<'static, Result<M, Status>>) {
         let mut last = Instant::now();
-        let mut held_back = None;
         while let Some(message) = stream.next().await {
-            let abuse =
-                if self.abusable && message.is_ok() { self.network.lock().abuse } else { Abuse::default() };
-            let random = &self.network.random;
-            if random.once_in(abuse.dropped) {
-                self.abused("dropped");
-                continue;
-            }
-            if held_back.is_none() && random.once_in(abuse.swapped) {
-                self.abused("swapped");
-                held_back = Some(message);
-                continue;
-            }
-            let doubled = random.once_in(abuse.doubled).then(|| message.clone());
-            if doubled.is_some() {
-                self.abused("doubled");
-            }
-            for message in [Some(message), doubled, held_back.take()].into_iter().flatten() {
-                self.send(&mut last, Body::Message(message)).await;
-            }
-        }
-        if let Some(message) = held_back {
             self.send(&mut last, Body::Message(message)).await;
         }
         self.send(&mut last, Body::End).await;
@@ -121,12 +96,6 @@ impl<M: Clone + Send + Sync + 'static> ServerHalf<M> {
         *last = self.network.arrival().max(*last);
         // An error means that the client's half is gone; the network reports that separately.
         drop(self.messages.send(Sent(*last, body)).await);
-    }
-
-    fn abused(&self, how: &str) {
-        self.network.log.disturbed();
-        let client = self.connection.client.host;
-        self.network.log.say(self.connection.server.host, format_args!("a message to {client} is {how}"));
     }
 }
 

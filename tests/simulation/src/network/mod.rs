@@ -8,6 +8,7 @@
 
 mod call;
 mod connection;
+mod duplex;
 mod transport;
 
 use std::collections::BTreeMap;
@@ -42,6 +43,8 @@ pub struct NetworkSpec {
     pub delay: (Duration, Duration),
     /// Most messages of a stream in flight; beyond that the sender waits.
     pub window: usize,
+    /// Credit of a call in an exchange, bytes.
+    pub credit: u32,
     /// Whether pings detect silent connections.
     pub keepalive: bool,
 }
@@ -148,10 +151,11 @@ impl Network {
         self.lock().abuse = abuse;
     }
 
-    /// Breaks every connection between two hosts and tells both ends.
+    /// Breaks all or some connections between two hosts and tells both ends.
     pub fn cut(self: &Arc<Self>, one: Host, other: Host) {
+        let all = self.random.once_in(2);
         for connection in self.connections() {
-            if connection.joins(one, other) {
+            if connection.joins(one, other) && (all || self.random.once_in(2)) {
                 connection.client.die("it was cut");
                 connection.server.die("it was cut");
             }

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
+use skein_exchange::client::Exchange;
 use skein_proto::worker::v1::{self as wire, worker_server::Worker};
+use skein_router::links::exchanges::Exchanges;
 use skein_router::links::transport::{Call, Connector, Messages, Transport};
 use tonic::{Request, Response, Status};
 
@@ -37,7 +39,11 @@ impl Connector for SimConnector {
             let to = crate::names::host_of(address).ok_or_else(|| format!("nobody is called {address}"))?;
             let control = self.network.connect(self.host, &self.process, to).await?;
             let line = |connection| Line { connector: self.clone(), to, connection: Mutex::new(connection) };
-            let wires = Wires { control: line(Some(control)), data: line(None) };
+            let wires = Wires {
+                control: line(Some(control)),
+                data: Arc::new(line(None)),
+                exchanges: Exchanges::default(),
+            };
             Ok(Arc::new(wires) as Arc<dyn Transport>)
         })
     }
@@ -48,7 +54,19 @@ impl Connector for SimConnector {
 #[derive(Debug)]
 struct Wires {
     control: Line,
-    data: Line,
+    data: Arc<Line>,
+    exchanges: Exchanges,
+}
+
+impl Wires {
+    async fn exchange(&self) -> Result<Arc<Exchange>, Status> {
+        let open = || {
+            let data = self.data.clone();
+            async move { data.connector.network.exchange(data.connection().await?).await }.boxed()
+        };
+        let exchange = self.exchanges.current(open).await?;
+        exchange.ok_or_else(|| Status::unimplemented("no worker is served here"))
+    }
 }
 
 struct Line {
@@ -77,7 +95,7 @@ impl Line {
 
     async fn stream<M: Clone + Send + Sync + 'static>(&self, start: Start<M>) -> Result<Messages<M>, Status> {
         let connection = self.connection().await?;
-        self.connector.network.call(connection, true, start).await
+        self.connector.network.call(connection, start).await
     }
 
     async fn unary<M: Clone + Send + Sync + 'static>(
@@ -91,13 +109,14 @@ impl Line {
                 Ok(futures::stream::iter([Ok(answer)]).boxed())
             })
         });
-        let mut answer = self.connector.network.call(connection, false, start).await?;
+        let mut answer = self.connector.network.call(connection, start).await?;
         answer.next().await.unwrap_or_else(|| Err(Status::internal("a call without an answer")))
     }
 }
 
 fn worker_of(served: &Served) -> Result<Arc<dyn Transport>, Status> {
-    served.worker.clone().ok_or_else(|| Status::unimplemented("no worker is served here"))
+    let worker = served.worker.clone().map(|service| Arc::new(Direct(service)) as Arc<dyn Transport>);
+    worker.ok_or_else(|| Status::unimplemented("no worker is served here"))
 }
 
 impl Transport for Wires {
@@ -106,15 +125,11 @@ impl Transport for Wires {
     }
 
     fn generate(&self, request: Request<wire::GenerateRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
-        let call =
-            move |served: Arc<Served>| async move { worker_of(&served)?.generate(request).await }.boxed();
-        self.data.stream(Box::new(call)).boxed()
+        async move { Ok(self.exchange().await?.generate(request).await?.boxed()) }.boxed()
     }
 
     fn attach(&self, request: Request<wire::AttachRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
-        let call =
-            move |served: Arc<Served>| async move { worker_of(&served)?.attach(request).await }.boxed();
-        self.data.stream(Box::new(call)).boxed()
+        async move { Ok(self.exchange().await?.attach(request).await?.boxed()) }.boxed()
     }
 
     fn abort(&self, request: wire::AbortRequest) -> Call<'_, wire::AbortResponse> {

@@ -1,0 +1,25 @@
+//! Limits of an exchange, and what a delta costs.
+
+use prost::Message;
+use skein_proto::worker::v1::GenerateDelta;
+
+/// Credit of a call in bytes: how far a worker may send it ahead of its reader. It bounds the memory that a
+/// client which stops reading costs its router.
+pub const CREDIT: u32 = 8 << 10;
+/// What a delta costs beyond its encoded length, in bytes: about what it takes in memory beyond that. Fixed
+/// by the protocol.
+pub const DELTA_OVERHEAD: usize = 128;
+/// A message takes no more frames once it has this many bytes, so that a long prompt or many log-probabilities
+/// do not hold up the frames behind them for long.
+pub const MESSAGE_BYTES: usize = 64 << 10;
+/// Most calls at once in an exchange. An engine and a router refuse far fewer.
+pub const MAX_CALLS: usize = 1 << 16;
+/// Longest prompt that goes into an exchange, in tokens: 512 KiB. Frames behind a longer one would wait for a
+/// millisecond even on a fast network, so it gets a call of its own.
+pub const MAX_PROMPT_TOKENS: usize = 128 << 10;
+
+/// What a delta takes from the credit of its call.
+#[must_use]
+pub fn cost(delta: &GenerateDelta) -> u32 {
+    u32::try_from(delta.encoded_len() + DELTA_OVERHEAD).unwrap_or(u32::MAX)
+}
