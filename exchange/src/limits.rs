@@ -9,8 +9,8 @@ pub const CREDIT: u32 = 8 << 10;
 /// What a delta costs beyond its encoded length, in bytes: about what it takes in memory beyond that. Fixed
 /// by the protocol.
 pub const DELTA_OVERHEAD: usize = 128;
-/// A message takes no more frames once it has this many bytes, so that a long prompt or many log-probabilities
-/// do not hold up the frames behind them for long.
+/// A message takes no more frames once it has this many bytes, so that a long prompt or many
+/// log-probabilities do not hold up the frames behind them for long.
 pub const MESSAGE_BYTES: usize = 64 << 10;
 /// Most calls at once in an exchange. An engine and a router refuse far fewer.
 pub const MAX_CALLS: usize = 1 << 16;

@@ -4,6 +4,8 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use futures::FutureExt;
+use futures::future::{Either, ready};
 use skein_choice::limits::ModelLimits;
 use skein_choice::receipt::Receipts;
 use skein_node::clock;
@@ -105,9 +107,8 @@ impl App {
     /// draft while the request waits for a worker.
     pub fn start(&self, draft: Draft) -> impl Future<Output = Result<Started, Refusal>> + Send + '_ {
         let id = draft.request_id.clone().unwrap_or_default();
-        let preparing = self.prepared(draft);
-        async move {
-            let (lease, request, options) = preparing.await.inspect_err(|refusal| {
+        self.prepared(draft).then(async move |prepared| {
+            let (lease, request, options) = prepared.inspect_err(|refusal| {
                 self.metrics.refused(refusal);
                 refusal.trace(&trace::current());
                 refusal.log(&id);
@@ -118,7 +119,7 @@ impl App {
             let stream = TextStream::new(source, &request, &options, &self.text, lease);
             let split = options.split.map(|split| split.plan);
             Ok(Started { request, stream, split })
-        }
+        })
     }
 
     /// Validates `draft`, tokenises it and picks an endpoint for it, without starting it.
@@ -152,10 +153,11 @@ impl App {
         let lease = self.drain.enter();
         let limits = lease.and_then(|lease| Ok((lease, self.fleet.model_limits()?)));
         let from = clock::now();
-        let checking = limits.map(|(lease, limits)| (lease, self.checked(draft, limits)));
-        async move {
-            let (lease, checking) = checking?;
-            let checked = checking.await;
+        let (lease, limits) = match limits {
+            Ok(limits) => limits,
+            Err(refusal) => return Either::Left(ready(Err(refusal))),
+        };
+        Either::Right(self.checked(draft, limits).map(move |checked| {
             trace.add(|| {
                 let part =
                     Part::new("tokenize", from, clock::now()).count("skein.prompt_bytes", bytes as u64);
@@ -167,7 +169,7 @@ impl App {
             let (request, options) = checked?;
             let arrived = Some(arrived);
             Ok((lease, TokenRequest { arrived, trace, receipts: self.receipts(), ..request }, options))
-        }
+        }))
     }
 
     /// Where the choices of a worker are recorded: if the client asks, or someone looks at the cluster.

@@ -1,5 +1,5 @@
-//! One connection, from its first bytes to its end. Each protocol's state is in a box of its own size, so that
-//! a connection keeps room for one of them.
+//! One connection, from its first bytes to its end. Each protocol's state is in a box of its own size, so
+//! that a connection keeps room for one of them.
 
 use std::convert::Infallible;
 use std::error::Error;

@@ -5,7 +5,7 @@ use axum::Router;
 use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, Either, ready};
 use http::Method;
 use tower::ServiceExt;
 
@@ -71,21 +71,23 @@ impl Direct {
     fn answer(self, route: Route, request: Request) -> impl Future<Output = Response> + Send + 'static {
         let Self { app, keys } = self;
         let handled = app.clone();
-        let next = move |request: Request, id| async move {
+        let next = move |request: Request, id| {
             let tenant = match keys.tenant_of(&request) {
                 Ok(tenant) => tenant,
-                Err(refusal) => return OpenAiError::refuse(&request, refusal),
+                Err(refusal) => return Either::Left(ready(OpenAiError::refuse(&request, refusal))),
             };
             let (id, whose) = (Extension(id), Extension(tenant.clone()));
-            let answer = match route {
-                Route::Completions => completions::create(State(handled), id, whose, request).await,
-                Route::Chat => chat::create(State(handled), id, whose, request).await,
+            let answered = match route {
+                Route::Completions => Either::Left(completions::create(State(handled), id, whose, request)),
+                Route::Chat => Either::Right(chat::create(State(handled), id, whose, request)),
             };
-            let mut answer = answer.into_response();
-            if keys.has_limits() {
-                rate_limits::add_of(&mut answer, &tenant, false);
-            }
-            answer
+            Either::Right(answered.map(move |answer| {
+                let mut answer = answer.into_response();
+                if keys.has_limits() {
+                    rate_limits::add_of(&mut answer, &tenant, false);
+                }
+                answer
+            }))
         };
         around(app, route.path().into(), request, next)
     }

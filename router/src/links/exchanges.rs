@@ -1,5 +1,5 @@
-//! The exchanges with one worker, one for each shard. A shard's first call opens its exchange, and so does the
-//! first one after it has ended.
+//! The exchanges with one worker, one for each shard. A shard's first call opens its exchange, and so does
+//! the first one after it has ended.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

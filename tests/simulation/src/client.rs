@@ -175,8 +175,8 @@ impl Client {
             // Overload and a deadline that is too short occur without faults.
             Refusal::Overloaded { .. } | Refusal::DeadlineTooShort { .. } => true,
             Refusal::NoReadyWorker { .. } => !calm,
-            // The only worker with other weights came back with the usual ones. The client is told after it has
-            // waited for one, so what counts is when it asked.
+            // The only worker with other weights came back with the usual ones. The client is told after it
+            // has waited for one, so what counts is when it asked.
             Refusal::VersionGone => {
                 let asked = Instant::now() - executor::elapsed().saturating_sub(asked_at);
                 asked < self.calm_at + SETTLED_AFTER && self.world.plan.faults.contains(&Fault::OtherWeights)

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, OptionFuture};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use skein_proto::logprobs::TokenLogprobs;
@@ -61,8 +61,10 @@ impl CallStream {
         let mut merged = Self { prompts, running: None, alone: None, early: VecDeque::new() };
         tenant.key().map_or(Ok(()), |key| key.check_prompts(drafts.len()))?;
         let mut streams: SmallVec<[TextStream; 1]> = SmallVec::with_capacity(drafts.len());
-        for draft in drafts {
-            let started = app.start(Draft { tenant: tenant.clone(), ..draft }).await;
+        let mut starting =
+            drafts.into_iter().map(|draft| app.start(Draft { tenant: tenant.clone(), ..draft }));
+        // Not a `for`, which would keep room for each start twice.
+        while let Some(started) = OptionFuture::from(starting.next()).await {
             let Started { request, stream, split } =
                 started.inspect_err(|_| streams.iter_mut().for_each(TextStream::refuse))?;
             let (usage, journey) = (stream.usage(), stream.journey());

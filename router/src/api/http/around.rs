@@ -12,16 +12,16 @@ use super::request_id::RequestId;
 use super::{metrics, receipts, request_id, span};
 use crate::app::App;
 
-/// Answers a request to `route` by `next`, which gets the request's id.
-pub async fn around<F: Future<Output = Response>>(
+/// Answers a request to `route` by `next`, which gets the request's id. A chain of combinators: async
+/// functions would keep room for the request at each step.
+pub fn around<F: Future<Output = Response>>(
     app: App,
     route: Cow<'static, str>,
     request: Request,
     next: impl FnOnce(Request, RequestId) -> F,
-) -> Response {
+) -> impl Future<Output = Response> {
     let counted = |request, id| metrics::count(app, route, request, |request| next(request, id));
     span::trace(request, |request| receipts::give(request, |request| request_id::name(request, counted)))
-        .await
 }
 
 /// [`around`] as a layer: handlers find the id in the extensions. Unknown paths and methods are counted

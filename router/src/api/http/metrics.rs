@@ -6,6 +6,7 @@ use axum::extract::{Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, Method};
 use axum::response::{IntoResponse, Response};
+use futures::FutureExt;
 use skein_node::metrics::Format;
 
 use crate::app::App;
@@ -23,20 +24,20 @@ pub async fn scrape(State(app): State<App>, headers: HeaderMap) -> impl IntoResp
 pub struct Route(pub &'static str);
 
 /// Counts answers by `route`, method and status class.
-pub async fn count<F: Future<Output = Response>>(
+pub fn count<F: Future<Output = Response>>(
     app: App,
     route: Cow<'static, str>,
     request: Request,
     next: impl FnOnce(Request) -> F,
-) -> Response {
+) -> impl Future<Output = Response> {
     let method = match *request.method() {
         Method::GET => "GET",
         Method::POST => "POST",
         Method::OPTIONS => "OPTIONS",
         _ => "other",
     };
-    let response = next(request).await;
-    let route = response.extensions().get::<Route>().map_or(&*route, |Route(route)| route);
-    app.metrics.answered(route, method, response.status().as_u16());
-    response
+    next(request).inspect(move |response| {
+        let route = response.extensions().get::<Route>().map_or(&*route, |Route(route)| route);
+        app.metrics.answered(route, method, response.status().as_u16());
+    })
 }

@@ -3,6 +3,8 @@
 
 use axum::extract::Request;
 use axum::response::Response;
+use futures::FutureExt;
+use futures::future::Either;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use skein_choice::receipt::Receipts;
 
@@ -31,16 +33,19 @@ pub fn current() -> Option<Receipts> {
 
 /// Collects receipts for a call that asks, and adds them to its answer. Choices after the answer's head, of a
 /// stream that moves, are only in the trace.
-pub async fn give<F: Future<Output = Response>>(
+pub fn give<F: Future<Output = Response>>(
     request: Request,
     next: impl FnOnce(Request) -> F,
-) -> Response {
-    let Some(receipts) = asked(request.headers()) else { return next(request).await };
-    let mut response = CURRENT.scope(receipts.clone(), next(request)).await;
-    if let Some(value) = header(&receipts) {
-        response.headers_mut().insert(RECEIPT, value);
-    }
-    response
+) -> impl Future<Output = Response> {
+    let Some(receipts) = asked(request.headers()) else { return Either::Left(next(request)) };
+    // `next` itself may also look for them.
+    let answered = CURRENT.sync_scope(receipts.clone(), || next(request));
+    Either::Right(CURRENT.scope(receipts.clone(), answered).map(move |mut response| {
+        if let Some(value) = header(&receipts) {
+            response.headers_mut().insert(RECEIPT, value);
+        }
+        response
+    }))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
+use futures::FutureExt;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use uuid::Uuid;
 
@@ -90,28 +91,29 @@ fn text<'a>(
 
 /// Puts `X-Request-Id` on every answer. An invalid value in the request is ignored, because a proxy may have
 /// set it.
-pub async fn name<F: Future<Output = Response>>(
+pub fn name<F: Future<Output = Response>>(
     request: Request,
     next: impl FnOnce(Request, RequestId) -> F,
-) -> Response {
+) -> impl Future<Output = Response> {
     let is_name = |value: &HeaderValue| value.to_str().is_ok_and(is_request_id);
     let is_anthropics = request.uri().path().contains("/v1/messages");
     let given = request.headers().get(X_REQUEST_ID).filter(|value| is_name(value)).cloned();
     let id: Arc<str> = (&*ids::drawn().hyphenated().encode_lower(&mut Uuid::encode_buffer())).into();
-    let mut response = next(request, RequestId(id.clone())).await;
-    let headers = response.headers_mut();
-    // The handler sets the id that it used; the client's value takes precedence.
-    if let Some(given) = given {
-        headers.insert(X_REQUEST_ID, given);
-    } else if let http::header::Entry::Vacant(entry) = headers.entry(X_REQUEST_ID)
-        && let Ok(name) = HeaderValue::from_str(&id)
-    {
-        entry.insert(name);
-    }
-    if is_anthropics && let Some(name) = headers.get(X_REQUEST_ID).cloned() {
-        headers.insert(REQUEST_ID, name);
-    }
-    response
+    next(request, RequestId(id.clone())).map(move |mut response| {
+        let headers = response.headers_mut();
+        // The handler sets the id that it used; the client's value takes precedence.
+        if let Some(given) = given {
+            headers.insert(X_REQUEST_ID, given);
+        } else if let http::header::Entry::Vacant(entry) = headers.entry(X_REQUEST_ID)
+            && let Ok(name) = HeaderValue::from_str(&id)
+        {
+            entry.insert(name);
+        }
+        if is_anthropics && let Some(name) = headers.get(X_REQUEST_ID).cloned() {
+            headers.insert(REQUEST_ID, name);
+        }
+        response
+    })
 }
 
 /// [`name`] as a layer: handlers find the id in the extensions.

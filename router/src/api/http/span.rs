@@ -3,6 +3,8 @@
 
 use axum::extract::Request;
 use axum::response::Response;
+use futures::FutureExt;
+use futures::future::Either;
 use http::{HeaderName, HeaderValue, Method};
 use skein_node::trace::{self, Remote};
 
@@ -11,26 +13,31 @@ use crate::api::kserve::rest::target::Target;
 const TRACEPARENT: HeaderName = HeaderName::from_static(trace::TRACEPARENT);
 
 /// Traces a request to a path in [`GENERATING`]; others pass through.
-pub async fn trace<F: Future<Output = Response>>(
+pub fn trace<F: Future<Output = Response>>(
     request: Request,
     next: impl FnOnce(Request) -> F,
-) -> Response {
-    let Some(path) = generating(&request) else { return next(request).await };
+) -> impl Future<Output = Response> {
+    let Some(path) = generating(&request) else { return Either::Left(next(request)) };
     let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
-    let span = trace::Request::begin(Remote::read(header));
-    let Some(traceparent) = span.traceparent() else { return next(request).await };
+    let mut span = trace::Request::begin(Remote::read(header));
+    let Some(traceparent) = span.traceparent() else { return Either::Left(next(request)) };
     span.name("POST", path);
     span.set_all(|| [("http.request.method", "POST".into()), ("url.path", path.into())]);
-    let mut response = trace::within(span.clone(), next(request)).await;
-    let status = response.status();
-    span.set("http.response.status_code", i64::from(status.as_u16()));
-    if status.is_server_error() {
-        span.fail(status.as_str().to_owned());
-    }
-    if let Ok(value) = HeaderValue::from_bytes(traceparent.as_bytes()) {
-        response.headers_mut().insert(TRACEPARENT, value);
-    }
-    response
+    let answered = {
+        let _entered = trace::enter(&mut span);
+        next(request)
+    };
+    Either::Right(trace::within(span.clone(), answered).map(move |mut response| {
+        let status = response.status();
+        span.set("http.response.status_code", i64::from(status.as_u16()));
+        if status.is_server_error() {
+            span.fail(status.as_str().to_owned());
+        }
+        if let Ok(value) = HeaderValue::from_bytes(traceparent.as_bytes()) {
+            response.headers_mut().insert(TRACEPARENT, value);
+        }
+        response
+    }))
 }
 
 /// Paths of generation requests.
