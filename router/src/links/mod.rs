@@ -1,8 +1,9 @@
 //! Connections to the workers, and the fleet behind its lock. `follow` updates the fleet from discovery and
 //! the workers' logs, `workers` holds the fleet and the connections, `worker_client` implements
-//! `skein.worker.v1`, `transport` carries it, `exchanges` many requests over one stream, `encrypted` over TLS, `errands` sends messages that need no
-//! answer, and `totals` sums the workers' counters, `requests_by_version` counts requests by the model's
-//! version. Nothing here depends on clients or makes decisions.
+//! `skein.worker.v1`, `transport` carries it, `exchanges` many requests over one stream, `encrypted` over
+//! TLS, `errands` sends messages that need no answer, and `totals` sums the workers' counters,
+//! `requests_by_version` counts requests by the model's version. Nothing here depends on clients or makes
+//! decisions.
 
 mod adapter_changes;
 pub(crate) mod adapters;
