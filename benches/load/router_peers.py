@@ -1,15 +1,17 @@
 """Compares routers on one processor, in one run and in turn: a build, an older build, and SMG.
 
 Usage: python3 benches/load/router_peers.py path/to/skein [--before path/to/older/skein] [--smg path/to/smg]
+           [--workers-by path/to/skein]
 Needs what router.py needs, and nginx for SMG's workers. The routers have processor 0; workers and clients
-have processor 1. All Skein routers stand before the same fake workers, over gRPC. SMG (`pip install smg`,
+have processor 1. All Skein routers stand before fake workers of one build, over gRPC. SMG (`pip install smg`,
 policy cache_aware) stands before an nginx that answers at once with the answer of a fake worker, on as many
-ports; it takes no token ids in `/v1/completions`, so the row `ids` compares with its row `short`.
+ports; it takes no token ids in `/v1/completions`, so the rows `ids` and `streams` compare with text. A stream
+of that nginx is 64 events in one piece, which is less work than 64 pieces.
 
     ids        prompts of 32 token ids, one token, 64 connections
     short      prompts of 127 bytes of text, one token
     long       prompts of 16 KiB of text of which the first half is one of 16, one token
-    streams    prompts of 32 token ids, streams of 64 tokens; not with SMG
+    streams    prompts of 32 token ids, streams of 64 tokens
 """
 
 import argparse
@@ -28,18 +30,27 @@ import router
 ROWS = ("ids", "short", "long", "streams")
 WORKERS, ROUNDS = router.WORKERS, 5
 # SMG refuses a request that names no model.
-router.BODIES = {row: f'"model":"skein-7m",{body}' for row, body in router.BODIES.items()}
+TEXT_STREAMS = '"prompt":"\'..words(127)..\'","max_tokens":64,"stream":true'
+router.BODIES = {row: f'"model":"skein-7m",{body}' for row, body in {**router.BODIES, "text streams": TEXT_STREAMS}.items()}
 ANSWER = {"id": "cmpl-0", "object": "text_completion", "created": 1, "model": "skein-7m", "system_fingerprint": "f",
           "choices": [{"index": 0, "text": " a", "logprobs": None, "finish_reason": "length", "stop_reason": None}],
           "usage": {"prompt_tokens": 32, "completion_tokens": 1, "total_tokens": 33}}
+# What a stream of SMG's workers says: 64 tokens, each in an event.
+EVENT = {**ANSWER, "choices": [{"index": 0, "text": " a", "logprobs": None, "finish_reason": None}], "usage": None}
+STREAM = "".join(f"data: {json.dumps(EVENT)}\n\n" for _ in range(64)) + "data: [DONE]\n\n"
 
 
-def nginx_configuration(folder: str, first: int) -> str:
+def nginx_configuration(folder: str, first: int, is_stream: bool) -> str:
     """An nginx that answers completions at once on `WORKERS` ports from `first` on."""
     models = json.dumps({"object": "list", "data": [{"id": "skein-7m", "object": "model"}]})
+    with open(os.path.join(folder, "stream"), "w") as file:
+        file.write(STREAM)
+    # A file answers GET; the page of an error is asked for by GET.
+    answer = f"error_page 405 =200 /stream; alias {folder}/stream" if is_stream else f"return 200 '{json.dumps(ANSWER)}'"
     servers = "".join(
         f"server {{ listen 127.0.0.1:{first + nth}; default_type application/json; client_max_body_size 8m;"
-        f" location = /v1/completions {{ return 200 '{json.dumps(ANSWER)}'; }}"
+        f" location = /v1/completions {{ {answer}; }}"
+        f" location = /stream {{ default_type text/event-stream; root {folder}; }}"
         f" location / {{ return 200 '{models}'; }} }}\n" for nth in range(WORKERS))
     paths = "".join(f"{name}_temp_path {folder}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
     return (f"daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/errors;\n"
@@ -48,15 +59,16 @@ def nginx_configuration(folder: str, first: int) -> str:
 
 
 @contextlib.contextmanager
-def smg_cluster(smg: str):
+def smg_cluster(smg: str, is_stream: bool):
     """Yields SMG's process and its URL."""
     first = router.free_ports(WORKERS + 2)
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     started = []
     with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # nginx's worker may be another user
         path = os.path.join(folder, "nginx.conf")
         with open(path, "w") as file:
-            file.write(nginx_configuration(folder, first))
+            file.write(nginx_configuration(folder, first, is_stream))
         urls = [f"http://127.0.0.1:{first + nth}" for nth in range(WORKERS)]
         port, metrics = first + WORKERS, first + WORKERS + 1
         command = [smg, "launch", "--worker-urls", *urls, "--policy", "cache_aware", "--host", "127.0.0.1", "--port", str(port),
@@ -106,15 +118,15 @@ class Measured:
         return f"{rates}, {statistics.median(self.costs):.1f} us of CPU a request"
 
 
-def compare(row: str, builds: dict[str, str], smg: str | None) -> None:
+def compare(row: str, builds: dict[str, str], smg: str | None, workers_by: str | None) -> None:
     with contextlib.ExitStack() as stack:
         contestants = {}
         for name, binary in builds.items():
-            process, url, _ = stack.enter_context(router.cluster(binary, workers_by=builds.get("before")))
+            process, url, _ = stack.enter_context(router.cluster(binary, workers_by=workers_by))
             contestants[name] = (process, url, row)
-        if smg and row != "streams":
-            process, url = stack.enter_context(smg_cluster(smg))
-            contestants["smg"] = (process, url, "short" if row == "ids" else row)
+        if smg:
+            process, url = stack.enter_context(smg_cluster(smg, row == "streams"))
+            contestants["smg"] = (process, url, {"ids": "short", "streams": "text streams"}.get(row, row))
         measured = {name: Measured() for name in contestants}
         for seed in range(1, ROUNDS + 1):
             for name, (process, url, of) in contestants.items():
@@ -131,7 +143,8 @@ def compare(row: str, builds: dict[str, str], smg: str | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
-    parser.add_argument("--before", help="an older build; its workers serve both builds")
+    parser.add_argument("--before", help="an older build")
+    parser.add_argument("--workers-by", help="the build whose workers serve both; otherwise each has its own")
     parser.add_argument("--smg")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     args = parser.parse_args()
@@ -140,7 +153,7 @@ def main() -> None:
     os.sched_setaffinity(0, {1})
     builds = {"before": args.before} if args.before else {}
     for row in args.rows:
-        compare(row, {**builds, "new": args.binary}, args.smg)
+        compare(row, {**builds, "new": args.binary}, args.smg, args.workers_by)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ use skein_router::api::http::receipts::{self, RECEIPT};
 use skein_router::ids;
 use skein_router::refusal::Refusal;
 use skein_router::request::tenant::Tenant;
+use skein_router::shards::Shards;
 use skein_router::tenants::{Charge, KeysFile};
 use skein_router::unread::RequestBody;
 use tokio::net::TcpListener;
@@ -45,7 +46,7 @@ const WELCOME: &str =
 /// still running after the shutdown timeout end with an error.
 ///
 /// # Errors
-/// If the port for metrics cannot be used.
+/// If the port for metrics cannot be used, or the system has no thread for a shard.
 pub async fn serve(
     listener: TcpListener,
     upstreams: Upstreams,
@@ -53,7 +54,8 @@ pub async fn serve(
 ) -> io::Result<()> {
     // Served until the drain has ended.
     let _metrics = metrics_port(&upstreams.0).await?;
-    serve_boxed(listener, upstreams, Box::pin(shutdown)).await;
+    let shards = Shards::start(upstreams.0.config.router.shards)?;
+    serve_boxed(listener, shards, upstreams, Box::pin(shutdown)).await;
     Ok(())
 }
 
@@ -61,6 +63,7 @@ pub async fn serve(
 /// for speed.
 fn serve_boxed(
     listener: TcpListener,
+    shards: Shards,
     upstreams: Upstreams,
     shutdown: BoxFuture<'_, ()>,
 ) -> BoxFuture<'_, ()> {
@@ -89,7 +92,8 @@ fn serve_boxed(
     };
     async move {
         let _watch = keys.as_ref().map(KeysFile::watch);
-        skein_router::serve::accept_until(listener, tls, service, limits, drained).await;
+        skein_router::serve::accept_until(listener, &shards, tls, service, limits, drained).await;
+        shards.end().await;
         // The requests that were cut have their lines, too.
         if let Some(usage) = usage {
             let _ = tokio::task::spawn_blocking(move || usage.flush()).await;

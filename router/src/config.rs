@@ -67,6 +67,8 @@ pub struct RouterConfig {
     pub policy: Policy,
     /// Most consecutive moves of a request without progress before it fails.
     pub migration_limit: u32,
+    /// Threads that serve connections, each with an event loop of its own; 0 = the runtime that accepts them.
+    pub shards: usize,
     /// How long a connection without a request stays open.
     pub idle_timeout: Duration,
     /// Most connections of clients at once.
@@ -125,6 +127,7 @@ impl RouterConfig {
             follow_picks: false,
             policy: Policy::default(),
             migration_limit: MIGRATION_LIMIT,
+            shards: 0,
             idle_timeout: IDLE_TIMEOUT,
             max_connections: MAX_CONNECTIONS,
             max_connections_per_ip: None,

@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use skein_tls::{Accepted, Wire};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +22,7 @@ use crate::api::http::nodes::Node;
 use crate::first_bytes::Begun;
 use crate::give_back::Crowd;
 use crate::idle::{Counted, Requests};
+use crate::shards::{ForStreams, Shards};
 use crate::unread::{RequestBody, Unread, awaits_continue};
 
 /// Time from connecting to the end of the first request's head.
@@ -50,7 +51,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// How connections are served; all of a port share it.
 pub(crate) struct Protocols {
     http1: http1::Builder,
-    http2: http2::Builder<TokioExecutor>,
+    http2: http2::Builder<ForStreams>,
     idle_timeout: Duration,
     open: Arc<Crowd>,
 }
@@ -58,7 +59,7 @@ pub(crate) struct Protocols {
 impl Protocols {
     /// An idle connection of HTTP/1 waits for a head, so one limit bounds both. The first head also has
     /// [`HEAD_TIMEOUT`].
-    pub fn new(idle_timeout: Duration) -> Self {
+    pub fn new(shards: &Shards, idle_timeout: Duration) -> Self {
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
@@ -67,7 +68,7 @@ impl Protocols {
             // The buffer may be twice as large, because it grows by doubling.
             .max_header_size(MAX_HEADER_BYTES as usize)
             .max_buf_size(MAX_HEADER_BYTES as usize);
-        let mut http2 = http2::Builder::new(TokioExecutor::new());
+        let mut http2 = http2::Builder::new(shards.executor());
         http2
             .timer(TokioTimer::new())
             .max_header_list_size(MAX_HEADER_BYTES)
@@ -227,7 +228,7 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         client.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        let protocols = Arc::new(Protocols::new(HEAD_TIMEOUT));
+        let protocols = Arc::new(Protocols::new(&Shards::start(0).unwrap(), HEAD_TIMEOUT));
         let (closing, asked) = (CancellationToken::new(), Asked::by(Instant::now() + HEAD_TIMEOUT));
         let service =
             |_: http::Request<RequestBody>| std::future::ready(http::Response::new(Full::<Bytes>::default()));

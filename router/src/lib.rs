@@ -35,6 +35,7 @@ pub mod request;
 mod request_lines;
 pub mod serve;
 pub mod shard;
+pub mod shards;
 pub mod swap;
 pub mod tenants;
 #[cfg(any(test, feature = "fuzzing"))]

@@ -17,6 +17,7 @@ use crate::api;
 use crate::app::App;
 use crate::limits::ConnectionLimits;
 use crate::serve::accept_until;
+use crate::shards::Shards;
 use crate::unread::RequestBody;
 
 /// How long a connection stays open after an answer: longer than the usual pauses between scrapes and probes.
@@ -47,7 +48,10 @@ where
         let address = listener.local_addr().map_err(unusable)?;
         tracing::info!(%address, "metrics and health have a port of their own");
         let never = std::future::pending::<()>();
-        serving.spawn(accept_until(listener, PortTls::default(), service, LIMITS, never));
+        let here = Shards::start(0)?;
+        serving.spawn(async move {
+            accept_until(listener, &here, PortTls::default(), service, LIMITS, never).await;
+        });
     }
     Ok(serving)
 }

@@ -23,6 +23,7 @@ use crate::api::{self, grpc};
 use crate::app::App;
 use crate::connection::Protocols;
 use crate::limits::{ConnectionLimits, Place, Places};
+use crate::shards::{Moving, Shards};
 use crate::tenants::KeysFile;
 use crate::unread::RequestBody;
 
@@ -36,7 +37,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// their clients can resume them through another router.
 ///
 /// # Errors
-/// If the gRPC descriptors cannot be decoded: a broken build.
+/// If the system has no thread for a shard, or the gRPC descriptors cannot be decoded: a broken build.
 pub async fn serve(
     listener: TcpListener,
     app: App,
@@ -62,6 +63,7 @@ fn serve_boxed<'a>(
     };
     let (limits, tls) = (app.config.connection_limits(), app.config.tls.clone());
     let (keys, usage) = (app.config.keys_file.clone(), app.config.usage_log.clone());
+    let shards = Shards::start(app.config.shards)?;
     let drained = async move {
         shutdown.await;
         let running = app.drain.running();
@@ -73,7 +75,8 @@ fn serve_boxed<'a>(
     };
     let served = async move {
         let _watch = keys.as_ref().map(KeysFile::watch);
-        accept_until(listener, tls, service, limits, drained).await;
+        accept_until(listener, &shards, tls, service, limits, drained).await;
+        shards.end().await;
         // The requests that were cut have their lines, too.
         if let Some(usage) = usage {
             let _ = tokio::task::spawn_blocking(move || usage.flush()).await;
@@ -83,9 +86,11 @@ fn serve_boxed<'a>(
 }
 
 /// Serves `service` on every connection until `drained` resolves, then closes the connections. A connection
-/// is closed `limits.idle_timeout` after its last answer.
+/// is accepted here and served on one of the `shards`; the limits hold over all of them. It is closed
+/// `limits.idle_timeout` after its last answer.
 pub async fn accept_until<F, B, D>(
     listener: TcpListener,
+    shards: &Shards,
     tls: PortTls,
     service: impl Fn(http::Request<RequestBody>) -> F + Clone + Send + 'static,
     limits: ConnectionLimits,
@@ -95,7 +100,7 @@ pub async fn accept_until<F, B, D>(
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
 {
     let closing = CancellationToken::new();
-    let protocols = Arc::new(Protocols::new(limits.idle_timeout));
+    let protocols = Arc::new(Protocols::new(shards, limits.idle_timeout));
     let places = Places::new(&limits);
     let mut connections = JoinSet::new();
     tokio::pin!(drained);
@@ -112,7 +117,7 @@ pub async fn accept_until<F, B, D>(
                     closing: closing.clone(),
                     _place: place,
                 };
-                connections.spawn(served.connection(stream, service.clone()));
+                shards.spawn(&mut connections, served.connection(shards.moving(stream), service.clone()));
             }
         }
     };
@@ -121,6 +126,7 @@ pub async fn accept_until<F, B, D>(
     let all_closed = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(CLOSE_TIMEOUT, all_closed).await.is_err() {
         tracing::warn!("some connections were cut because their clients did not read");
+        connections.shutdown().await;
     }
 }
 
@@ -150,12 +156,16 @@ struct Served {
 impl Served {
     async fn connection<F, B>(
         self,
-        stream: TcpStream,
+        stream: Moving,
         service: impl Fn(http::Request<RequestBody>) -> F + Send + 'static,
     ) where
         F: Future<Output = http::Response<B>> + Send + 'static,
         B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
     {
+        let stream = match stream.arrived() {
+            Ok(stream) => stream,
+            Err(error) => return tracing::warn!(%error, "a connection is not served"),
+        };
         // Tokens are small and should leave at once. If the socket refuses the option, serve it anyway.
         let _ = stream.set_nodelay(true);
         let accepted = tokio::select! {

@@ -2,14 +2,10 @@
 //! Holds the number of this thread's shard and knows neither runtimes nor requests.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
-
-/// Shards of this process, with the one that is no shard.
-static COUNT: AtomicUsize = AtomicUsize::new(1);
 
 /// The shard of the calling thread: 1 and more on the threads of shards, 0 everywhere else (background work,
 /// servers without shards).
@@ -17,14 +13,8 @@ pub fn current() -> usize {
     CURRENT.get()
 }
 
-/// `current` is less than this on every thread of the process. It may grow while the first shards start.
-pub fn count() -> usize {
-    COUNT.load(Ordering::Relaxed)
-}
-
 /// Makes the calling thread the thread of `shard`, for as long as it lives.
 pub fn enter(shard: usize) {
-    COUNT.fetch_max(shard + 1, Ordering::Relaxed);
     CURRENT.set(shard);
 }
 
@@ -39,6 +29,5 @@ mod tests {
             current()
         });
         assert_eq!((given.join().unwrap(), current()), (3, 0));
-        assert!(count() >= 4);
     }
 }

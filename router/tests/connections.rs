@@ -14,6 +14,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use skein_router::limits::{ConnectionLimits, MAX_CONNECTIONS};
 use skein_router::serve::accept_until;
+use skein_router::shards::Shards;
 use skein_router::unread::RequestBody;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -40,6 +41,10 @@ const HEAD: [u8; 6] = [0x83, 0x86, 0x84, 0x41, 0x01, b'x'];
 
 /// A server that answers `ok`, and the number of requests that reached it.
 async fn serve(limits: ConnectionLimits) -> (SocketAddr, Arc<AtomicUsize>) {
+    serve_on(0, limits).await
+}
+
+async fn serve_on(shards: usize, limits: ConnectionLimits) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let calls = Arc::new(AtomicUsize::new(0));
@@ -48,13 +53,11 @@ async fn serve(limits: ConnectionLimits) -> (SocketAddr, Arc<AtomicUsize>) {
         counts.fetch_add(1, Ordering::Relaxed);
         async { http::Response::new(Full::<Bytes>::from("ok")) }
     };
-    tokio::spawn(accept_until(
-        listener,
-        skein_tls::PortTls::default(),
-        service,
-        limits,
-        std::future::pending::<Infallible>(),
-    ));
+    let shards = Shards::start(shards).unwrap();
+    tokio::spawn(async move {
+        let (tls, never) = (skein_tls::PortTls::default(), std::future::pending::<Infallible>());
+        accept_until(listener, &shards, tls, service, limits, never).await;
+    });
     (address, calls)
 }
 
@@ -240,14 +243,16 @@ async fn a_client_has_at_most_its_share_of_connections() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_above_the_limit_wait_for_a_place() {
-    let (address, calls) = serve(ConnectionLimits { total: 2, ..LIMITS }).await;
-    let held = [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
-    let waiting = tokio::spawn(answers(address));
-    // Not a proof, as the third may be slow to come; but without the limit this fails nearly always.
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    assert_eq!(calls.load(Ordering::Relaxed), 0, "the third waits");
-    drop(held);
-    waiting.await.unwrap();
+    for shards in [0, 2] {
+        let (address, calls) = serve_on(shards, ConnectionLimits { total: 2, ..LIMITS }).await;
+        let held = [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
+        let waiting = tokio::spawn(answers(address));
+        // Not a proof, as the third may be slow to come; but without the limit this fails nearly always.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(calls.load(Ordering::Relaxed), 0, "the third waits, with {shards} shards");
+        drop(held);
+        waiting.await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -260,7 +265,8 @@ async fn an_http2_connection_that_only_answers_pings_is_closed() {
     };
     let (tls, limits) =
         (skein_tls::PortTls::default(), ConnectionLimits { idle_timeout: Duration::from_secs(1), ..LIMITS });
-    tokio::spawn(accept_until(listener, tls, service, limits, std::future::pending::<Infallible>()));
+    let (shards, never) = (Shards::start(0).unwrap(), std::future::pending::<Infallible>());
+    tokio::spawn(async move { accept_until(listener, &shards, tls, service, limits, never).await });
     let mut stream = http2(address).await;
     stream.write_all(&frame(HEADERS, END_HEADERS, 1, &HEAD)).await.unwrap();
     let open = timeout(2 * limits.idle_timeout, only_answer_pings(&mut stream)).await;

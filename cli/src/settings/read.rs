@@ -11,6 +11,7 @@ use skein_node::config::{Origin, Settings, bytes, count, duration, one_of, text}
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::batch::jobs::MAX_RECORDS;
 use skein_router::config::{AdmissionConfig, BatchLimits, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::shards;
 use skein_router::tenants::KeysFile;
 use skein_text::sources::TextSources;
 
@@ -20,6 +21,9 @@ use super::text_sources::{root_path, text_sources};
 
 /// Upper bound for all durations.
 pub(super) const A_DAY: Duration = Duration::from_secs(24 * 3600);
+/// Most shards unless more are asked for: each has a connection to every worker, and one serves thousands of
+/// requests a second.
+const DEFAULT_SHARDS: usize = 8;
 /// Upper bound of `--stream-linger`; workers have the same one.
 const LONGEST_LINGER: Duration = Duration::from_secs(300);
 
@@ -91,6 +95,8 @@ impl FrontSettings {
             idle_timeout: settings
                 .value("timeout-keep-alive", duration(Duration::from_secs(1)..=A_DAY))
                 .unwrap_or(defaults.idle_timeout),
+            shards: small(settings, "connection-threads", 1, shards::MOST as u32)
+                .map_or_else(default_shards, |count| count as usize),
             max_connections: small(settings, "max-connections", 1, 1_000_000)
                 .map_or(defaults.max_connections, |most| most as usize),
             max_connections_per_ip: small(settings, "max-connections-per-ip", 0, 1_000_000)
@@ -138,6 +144,11 @@ impl FrontSettings {
             settings.problem(message);
         }
     }
+}
+
+/// One shard for each processor that this process may use.
+fn default_shards() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(DEFAULT_SHARDS)
 }
 
 /// Bounds on clients' files and batches.

@@ -826,6 +826,14 @@ pub const FLAGS: &[Flag] = &[
         "How long a client's connection without a request stays open; longer than a proxy in front keeps it",
     ),
     one(
+        "connection-threads",
+        None,
+        "N",
+        LIMITS,
+        FRONT,
+        "Threads that serve connections, each with an event loop and connections to the workers of its own [default: one for each processor, at most 8]",
+    ),
+    one(
         "max-connections",
         Some("16384"),
         "N",

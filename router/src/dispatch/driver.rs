@@ -494,7 +494,6 @@ mod tests {
     #[test]
     fn a_waiting_stream_is_small() {
         let sizes = (size_of::<Driver>(), size_of::<OpenStream>(), size_of_future(Driver::next));
-        println!("{sizes:?} {} {}", size_of::<Delivery>(), size_of::<TokenRequest>());
-        assert!(sizes.0 + sizes.1 + sizes.2 <= 2048, "{sizes:?}");
+        assert!(sizes.0 + sizes.1 + sizes.2 <= 2304, "{sizes:?}");
     }
 }

@@ -7,6 +7,7 @@ mod mock;
 mod picks;
 mod receipts;
 mod resume;
+mod shards;
 mod versions;
 
 use std::net::SocketAddr;
