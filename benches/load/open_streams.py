@@ -1,6 +1,7 @@
 """Measures what a router keeps for an open stream, and for a client that stops reading.
 
-Usage: python3 benches/load/open_streams.py path/to/skein [--before path/to/older/skein] [--streams N] [--stopped N]
+Usage: python3 benches/load/open_streams.py path/to/skein [--before path/to/older/skein] [--streams N]
+       [--stopped N] [--workers-by path/to/skein] [--model DIR]
 Needs two processors, as router.py does. The fake workers are those of `path/to/skein`, or of `--workers-by`.
 A build that is only a router needs `--model`, the directory of the shipped model.
 

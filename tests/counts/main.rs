@@ -16,7 +16,7 @@ const WARM_UP: usize = 6_400;
 /// Requests that are counted.
 const COUNTED: usize = 6_400;
 /// The bounds, for a prompt of 32 token ids and an answer of one token.
-const MOST_ALLOCATIONS: f64 = 125.0;
+const MOST_ALLOCATIONS: f64 = 70.0;
 const MOST_SYSTEM_CALLS: f64 = 3.5;
 
 /// One test, because two would share the machine's cores, and then batches differ.

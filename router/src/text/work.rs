@@ -20,6 +20,9 @@ const BYTES_AT_ONCE: usize = 4 * 1024 * 1024;
 /// Work on at least this many bytes frees enough memory to return some to the system.
 const LARGE_BYTES: usize = 128 * 1024;
 
+/// Work that is done, or runs elsewhere.
+pub type Running<T> = Either<Ready<T>, BoxFuture<'static, T>>;
+
 /// The limits of text work. Clones share them.
 #[derive(Debug, Clone)]
 pub struct TextWork {
@@ -51,7 +54,7 @@ impl TextWork {
         &self,
         bytes: usize,
         work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-    ) -> Either<Ready<Result<T, Refusal>>, BoxFuture<'static, Result<T, Refusal>>> {
+    ) -> Running<Result<T, Refusal>> {
         if bytes <= INLINE_BYTES {
             Either::Left(ready(work()))
         } else {

@@ -176,6 +176,14 @@ mod tests {
     use crate::api::openai::error::OpenAi;
     use serde_json::json;
 
+    #[tokio::test]
+    async fn a_body_has_room_for_its_events_once() {
+        let (large, one) = ([0_u8; 4096], SseEvent { object: json!({}).into(), id: None });
+        let events = futures::stream::iter([Ok(one)]).inspect(move |_| assert_eq!(large[0], 0));
+        let (of_events, bytes) = (size_of_val(&events), size_of_val(&bytes::<OpenAi>(events)));
+        assert!(of_events > 4096 && bytes < of_events + 512, "{bytes} bytes for {of_events}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn silence_is_filled_with_comments() {
         let events = async_stream::stream! {

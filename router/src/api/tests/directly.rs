@@ -73,3 +73,13 @@ async fn what_is_no_direct_route_goes_to_the_router() {
     let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), origins);
     assert!(Direct::new(&app).is_none());
 }
+
+/// Requests that wait, or whose answers are not streams, hold this as long as they run.
+#[tokio::test]
+async fn the_state_of_an_answer_is_small() {
+    let app = testing::app(says("x"));
+    let request = Request::post(COMPLETIONS).body(Body::empty()).unwrap();
+    let answer = direct::answer(Direct::new(&app).as_ref(), &routes(app.clone()), request);
+    let bytes = size_of_val(&*answer);
+    assert!(bytes <= 6 * 1024, "{bytes} bytes");
+}
