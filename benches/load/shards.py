@@ -8,8 +8,8 @@ before that flag, whose runtime has N threads. Every router has eight fake worke
 Routers, workers and clients share two processors, so their rates say little: what counts is the processor
 time of the whole router a request. If two threads spend at most 1.11 times that of one, they have at least
 1.8 times its rate on processors of their own. The router has the lowest priority, so that it is what the
-others wait for: a thread that often sleeps and wakes costs more than one that always has work. Ratios are those of a
-round's neighbours; the machine may be busy otherwise.
+others wait for: a thread that often sleeps and wakes costs more than one that always has work. Ratios are
+those of a round's neighbours; the machine may be busy otherwise.
 """
 
 import argparse
