@@ -3,11 +3,14 @@
 //! port) stays on the runtime that accepts the connections. Knows neither HTTP nor requests.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::thread::{self, JoinHandle};
 
 use hyper::rt::Executor;
+use pin_project_lite::pin_project;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinSet;
@@ -163,13 +166,26 @@ impl Loop {
     }
 
     /// `work`, counted from now on until it is dropped.
-    fn counting<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
+    fn counting<F: Future>(&self, work: F) -> Counting<F> {
         self.load.fetch_add(1, Ordering::Relaxed);
-        let counted = OnShard(self.load.clone());
-        async move {
-            let _counted = counted;
-            work.await
-        }
+        Counting { work, _on: OnShard(self.load.clone()) }
+    }
+}
+
+pin_project! {
+    /// Work that is counted at its shard. An `async` block would keep room for it twice.
+    struct Counting<F> {
+        #[pin]
+        work: F,
+        _on: OnShard,
+    }
+}
+
+impl<F: Future> Future for Counting<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        self.project().work.poll(context)
     }
 }
 
