@@ -1,16 +1,12 @@
-"""Measures what a router keeps for an open stream, and for a client that stops reading.
+"""Measures what a router keeps for an open stream. Clients that stop reading are the row `slow` of router.py.
 
 Usage: python3 benches/load/open_streams.py path/to/skein [--before path/to/older/skein] [--streams N]
-       [--stopped N] [--workers-by path/to/skein] [--model DIR]
+       [--workers-by path/to/skein] [--model DIR]
 Needs two processors, as router.py does. The fake workers are those of `path/to/skein`, or of `--workers-by`.
 A build that is only a router needs `--model`, the directory of the shipped model.
 
-    open       N streams (10,000) of a token a second: memory of one, also 20 seconds later, and what remains
-               after all have ended
-    stopped    N clients (1,000) that read nothing of 30,000 tokens, a token in 50 ms, until the router sends
-               no more
-
-Rss and Pss count the pages that are resident; the socket buffers of the kernel are in neither.
+Opens N streams (10,000) of a token a second: memory of one, also 20 seconds later, and what remains after all
+have ended. Rss and Pss count the pages that are resident; the socket buffers of the kernel are in neither.
 """
 
 import argparse
@@ -21,9 +17,8 @@ import time
 import router
 
 KINDS = ("Rss", "Pss", "Anonymous")
-TOKEN_EVERY = {"open": "1s", "stopped": "50ms"}
 # Room for all streams at once: in blocks, in the engine and in its queue.
-ROOM = ("--fake-kv-blocks", "260000", "--max-num-seqs", "2048", "--max-num-queued-reqs", "2048")
+WORKERS = ("--fake-step-time", "1s", "--fake-kv-blocks", "260000", "--max-num-seqs", "2048", "--max-num-queued-reqs", "2048")
 
 
 def memory(pid: int) -> dict[str, int]:
@@ -34,28 +29,21 @@ def shown(before: dict[str, int], now: dict[str, int], streams: int) -> str:
     return ", ".join(f"{kind} {(now[kind] - before[kind]) / streams / 1e3:.1f}" for kind in KINDS)
 
 
-def measure(name: str, binary: str, args: argparse.Namespace, row: str, streams: int) -> None:
-    of_workers = ("--fake-step-time", TOKEN_EVERY[row], *ROOM)
+def measure(name: str, binary: str, args: argparse.Namespace) -> None:
+    streams = args.streams
     flags = (*router.ROUTER_FOR_MANY, *(("--model", args.model) if args.model else ()))
-    with router.cluster(binary, flags=flags, of_workers=of_workers, workers_by=args.workers_by) as (process, url, _):
+    with router.cluster(binary, flags=flags, of_workers=WORKERS, workers_by=args.workers_by) as (process, url, _):
         before = memory(process.pid)
-        if row == "open":
-            readers = router.Readers(url, streams, 600, 65536, 0.05)
-            time.sleep(30)
-            held = memory(process.pid)
-            time.sleep(20)
-            later, alive = memory(process.pid), streams - readers.failed
-            readers.close()
-            router.settled(process.pid)
-            after = memory(process.pid)
-            print(f"open     {name:7} {alive} of {streams} streams, KB each: {shown(before, held, streams)}; 20 s later "
-                  f"{shown(before, later, streams)}; after their end {(after['Rss'] - before['Rss']) / 1e6:.1f} MB remain", flush=True)
-        else:
-            readers = router.Readers(url, streams, 30_000, 1, 1e9)
-            time.sleep(30)
-            router.settled(process.pid)
-            print(f"stopped  {name:7} {streams} clients, KB each: {shown(before, memory(process.pid), streams)}", flush=True)
-            readers.close()
+        readers = router.Readers(url, streams, 600, 65536, 0.05)
+        time.sleep(30)
+        held = memory(process.pid)
+        time.sleep(20)
+        later, alive = memory(process.pid), streams - readers.failed
+        readers.close()
+        router.settled(process.pid)
+        after = memory(process.pid)
+        print(f"{name:7} {alive} of {streams} streams, KB each: {shown(before, held, streams)}; 20 s later "
+              f"{shown(before, later, streams)}; after their end {(after['Rss'] - before['Rss']) / 1e6:.1f} MB remain", flush=True)
 
 
 def main() -> None:
@@ -65,15 +53,13 @@ def main() -> None:
     parser.add_argument("--workers-by", help="the build of the workers")
     parser.add_argument("--model", help="the model's directory, for a build without one")
     parser.add_argument("--streams", type=int, default=10_000)
-    parser.add_argument("--stopped", type=int, default=1_000)
     args = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.sched_setaffinity(0, {1})
-    for row, streams in (("open", args.streams), ("stopped", args.stopped)):
-        for name, binary in (("before", args.before), ("new", args.binary)):
-            if binary and streams:
-                measure(name, binary, args, row, streams)
+    for name, binary in (("before", args.before), ("new", args.binary)):
+        if binary:
+            measure(name, binary, args)
 
 
 if __name__ == "__main__":
