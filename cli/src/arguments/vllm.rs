@@ -82,8 +82,7 @@ const NO_COMPILER: &str = "the model is not compiled at start; CUDA graphs are r
 const SCHEDULER: &str = "steps are planned from their measured cost; --max-num-batched-tokens bounds them";
 const NO_PROFILE: &str =
     "there are no such metrics; skein bench measures a worker, and --log-level debug says more";
-const ONE_FRONT: &str =
-    "one process answers HTTP on all cores; for more of them see skein router and skein gateway";
+const ONE_FRONT: &str = "one process answers HTTP on several cores (--connection-threads); for more of them see skein router and skein gateway";
 const JSON_LOGS: &str = "the log has no configuration file; see --log-level and --log-format";
 const PROMPTS: &str = "prompts and answers are never logged";
 const USAGE: &str = "usage with prompt and cached tokens is in every answer, and in streams that ask for it \
@@ -590,7 +589,7 @@ pub const TABLE: &[Row] = &[
     ),
     // The server.
     row(&["api-server-count", "-asc"], Value, Only(&["1"], ONE_FRONT)),
-    row(&["disable-frontend-multiprocessing"], Nothing, Taken("one process answers HTTP on all cores")),
+    row(&["disable-frontend-multiprocessing"], Nothing, Taken("one process answers HTTP on several cores")),
     row(&["grpc"], Nothing, Taken("gRPC is always there, on the same port as HTTP")),
     row(&["grpc-port"], Value, Refused("gRPC is on the same port as HTTP: --port")),
     row(&["uds"], Value, Refused("Skein listens on TCP; see --host and --port")),

@@ -30,7 +30,7 @@ async fn a_thousand_requests_on_two_shards_end_as_they_would_have_without_a_kill
         shards.spawn(&mut running, async move {
             let stream = cluster.submit(request.clone()).await.expect("it is taken");
             let outcome = collect(&request, stream).await;
-            got.lock().expect("no panic").push((kind, outcome));
+            lock(&got).push((kind, outcome));
         });
     }
     wait_for("requests to end on both", || lock(&got).len() > 100).await;
@@ -42,7 +42,7 @@ async fn a_thousand_requests_on_two_shards_end_as_they_would_have_without_a_kill
     while let Some(ended) = running.join_next().await {
         ended.expect("no panic");
     }
-    let got = got.lock().expect("no panic");
+    let got = std::mem::take(&mut *lock(&got));
     assert_eq!(got.len(), REQUESTS as usize, "none is lost");
     for (kind, outcome) in got.iter() {
         assert_eq!((&outcome.samples, &outcome.error), (&expected[*kind], &None), "request {kind}");
