@@ -5,7 +5,7 @@ Usage: python3 benches/load/open_streams.py path/to/skein [--before path/to/olde
 Needs two processors, as router.py does. The fake workers are those of `path/to/skein`, or of `--workers-by`.
 A build that is only a router needs `--model`, the directory of the shipped model.
 
-Opens N streams (10,000) of a token a second: memory of one, also 20 seconds later, and what remains after all
+Opens N streams (5,000) of a token a second: memory of one, also 20 seconds later, and what remains after all
 have ended. Rss and Pss count the pages that are resident; the socket buffers of the kernel are in neither.
 """
 
@@ -18,7 +18,7 @@ import router
 
 KINDS = ("Rss", "Pss", "Anonymous")
 # Room for all streams at once: in blocks, in the engine and in its queue.
-WORKERS = ("--fake-step-time", "1s", "--fake-kv-blocks", "260000", "--max-num-seqs", "2048", "--max-num-queued-reqs", "2048")
+WORKERS = ("--fake-step-time", "1s", "--fake-kv-blocks", "1000000", "--max-num-seqs", "2048", "--max-num-queued-reqs", "2048")
 
 
 def memory(pid: int) -> dict[str, int]:
@@ -39,10 +39,12 @@ def measure(name: str, binary: str, args: argparse.Namespace) -> None:
         held = memory(process.pid)
         time.sleep(20)
         later, alive = memory(process.pid), streams - readers.failed
+        if alive < streams:
+            raise SystemExit(f"{name}: only {alive} of {streams} streams were opened")
         readers.close()
         router.settled(process.pid)
         after = memory(process.pid)
-        print(f"{name:7} {alive} of {streams} streams, KB each: {shown(before, held, streams)}; 20 s later "
+        print(f"{name:7} {streams} streams, KB each: {shown(before, held, streams)}; 20 s later "
               f"{shown(before, later, streams)}; after their end {(after['Rss'] - before['Rss']) / 1e6:.1f} MB remain", flush=True)
 
 
@@ -52,7 +54,7 @@ def main() -> None:
     parser.add_argument("--before", help="an older build, measured first")
     parser.add_argument("--workers-by", help="the build of the workers")
     parser.add_argument("--model", help="the model's directory, for a build without one")
-    parser.add_argument("--streams", type=int, default=10_000)
+    parser.add_argument("--streams", type=int, default=5_000)
     args = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
