@@ -8,6 +8,6 @@
 
 pub mod client;
 pub mod limits;
-mod metadata;
+pub mod metadata;
 mod prompt;
 pub mod server;

@@ -14,6 +14,10 @@ pub const DELTA_OVERHEAD: usize = 128;
 pub const MESSAGE_BYTES: usize = 64 << 10;
 /// Most calls at once in an exchange. An engine and a router refuse far fewer.
 pub const MAX_CALLS: usize = 1 << 16;
+/// Most frames of a message to a worker: a router that keeps to [`MESSAGE_BYTES`] sends fewer.
+pub const MAX_FRAMES: usize = 1 << 14;
+/// Most metadata headers of a call that are read.
+pub const MAX_HEADERS: usize = 64;
 /// Longest prompt that goes into an exchange, in tokens: 512 KiB. Frames behind a longer one would wait for a
 /// millisecond even on a fast network, so it gets a call of its own.
 pub const MAX_PROMPT_TOKENS: usize = 128 << 10;

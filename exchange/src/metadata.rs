@@ -1,8 +1,12 @@
 //! Statuses and metadata of calls as frames.
 
+use std::error::Error;
+
 use skein_proto::worker::v1::{End, Header};
 use tonic::metadata::{KeyAndValueRef, MetadataKey, MetadataMap, MetadataValue};
 use tonic::{Code, Status};
+
+use crate::limits::MAX_HEADERS;
 
 /// The ASCII headers of `metadata`.
 pub(crate) fn headers(metadata: &MetadataMap) -> Vec<Header> {
@@ -15,10 +19,10 @@ pub(crate) fn headers(metadata: &MetadataMap) -> Vec<Header> {
     metadata.iter().filter_map(header).collect()
 }
 
-/// Metadata of `headers`; those that cannot be any are left out.
+/// Metadata of `headers`; those that cannot be any are left out, and those beyond [`MAX_HEADERS`].
 pub(crate) fn metadata(headers: &[Header]) -> MetadataMap {
-    let mut metadata = MetadataMap::with_capacity(headers.len());
-    for Header { name, value } in headers {
+    let mut metadata = MetadataMap::new();
+    for Header { name, value } in headers.iter().take(MAX_HEADERS) {
         if let (Ok(name), Ok(value)) =
             (MetadataKey::from_bytes(name.as_bytes()), MetadataValue::try_from(value))
         {
@@ -47,6 +51,23 @@ pub(crate) fn status(end: &End) -> Option<Status> {
     }
 }
 
+/// What the end of an exchange means for each of its calls: that this worker failed. Its code and metadata are
+/// about the exchange; as a call's own they could mean that the request is wrong, or that the worker is full.
+#[must_use]
+pub fn of_call(status: &Status) -> Status {
+    // A connection that broke.
+    if status.source().is_some() {
+        return status.clone();
+    }
+    let code = match status.code() {
+        Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition | Code::ResourceExhausted => {
+            Code::Unavailable
+        }
+        code => code,
+    };
+    Status::new(code, status.message())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,5 +88,25 @@ mod tests {
         let sent = [header("Upper Case", "x"), header("traceparent", "00-1"), header("tracestate", "\n")];
         let read = metadata(&sent);
         assert_eq!((read.len(), read.get("traceparent").unwrap().as_bytes()), (1, &b"00-1"[..]));
+    }
+
+    #[test]
+    fn headers_beyond_the_limit_are_left_out() {
+        let headers: Vec<_> =
+            (0..50_000).map(|at| Header { name: format!("x-{at}"), value: "1".to_owned() }).collect();
+        assert_eq!(metadata(&headers).len(), MAX_HEADERS);
+    }
+
+    #[test]
+    fn the_end_of_an_exchange_blames_no_request() {
+        for code in 1..=16 {
+            let mut ended = Status::new(Code::from_i32(code), "why");
+            ended.metadata_mut().insert("skein-version-gone", MetadataValue::from_static("true"));
+            let read = of_call(&ended);
+            let blames =
+                [Code::InvalidArgument, Code::OutOfRange, Code::FailedPrecondition, Code::ResourceExhausted];
+            assert!(!blames.contains(&read.code()) && read.metadata().is_empty(), "{read:?}");
+            assert_eq!(read.message(), "why");
+        }
     }
 }

@@ -208,7 +208,7 @@ impl Answers {
                 }
             }
         };
-        let status = why.clone().unwrap_or_else(cut);
+        let status = why.as_ref().map_or_else(cut, metadata::of_call);
         self.0.with(|state| state.calls.fail(&status)).into_iter().for_each(Waker::wake);
         why
     }

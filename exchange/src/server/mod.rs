@@ -18,7 +18,7 @@ use skein_proto::worker::v1::worker_server::Worker;
 use skein_proto::worker::v1::{RouterFrame, RouterFrames, WorkerFrame, WorkerFrames, worker_frame};
 use tonic::{Request, Status};
 
-use crate::limits::{MAX_CALLS, MESSAGE_BYTES};
+use crate::limits::{MAX_CALLS, MAX_FRAMES, MESSAGE_BYTES};
 use crate::{metadata, prompt};
 use call::{Call, Control};
 
@@ -92,6 +92,11 @@ impl<S: Worker> Served<S> {
                 Poll::Ready(None) => {
                     self.has_ended = true;
                     return Ok(());
+                }
+                Poll::Ready(Some(Ok(message))) if message.frames.len() > MAX_FRAMES => {
+                    let frames = message.frames.len();
+                    let message = format!("a message has {frames} frames; at most {MAX_FRAMES} are taken");
+                    return Err(Status::invalid_argument(message));
                 }
                 Poll::Ready(Some(message)) => {
                     message?.frames.into_iter().try_for_each(|frame| self.act(frame))?

@@ -15,7 +15,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::serve;
 use crate::client::{self, Exchange};
-use crate::limits::{CREDIT, MAX_CALLS, cost};
+use crate::limits::{CREDIT, MAX_CALLS, MAX_FRAMES, cost};
 
 /// Answers each request with its own prompt, a token a delta; the id says how.
 #[derive(Debug, Default)]
@@ -272,6 +272,7 @@ async fn frames_that_no_router_sends_end_the_exchange_or_their_call() {
     let Some(worker_frame::Content::End(end)) = contents.first() else { panic!("{contents:?}") };
     assert_eq!(end.code, Code::InvalidArgument as i32);
     assert!(contents.contains(&worker_frame::Content::Delta(one(5))), "the other call goes on: {contents:?}");
+    assert_eq!(answers(vec![RouterFrame::default(); MAX_FRAMES + 1]), [Err(Code::InvalidArgument)]);
     // Frames of a call that has ended, or of a later release.
     let late = [RouterFrame { call: 9, credit: u32::MAX, ..RouterFrame::default() }, RouterFrame::default()];
     assert!(answers(late.to_vec()).is_empty());

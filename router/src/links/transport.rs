@@ -11,6 +11,7 @@ use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use skein_exchange::client::{self, Exchange};
 use skein_exchange::limits::CREDIT;
+use skein_exchange::metadata::of_call;
 use skein_node::task;
 use skein_proto::MAX_MESSAGE_BYTES;
 use skein_proto::worker::v1::{self as wire, worker_client::WorkerClient as WireClient};
@@ -167,7 +168,7 @@ impl GrpcTransport {
         self.exchanges
             .current(|| {
                 let data = limited(lazy(&self.endpoint, &self.way));
-                open(data, self.authorization.clone()).boxed()
+                open(data, self.authorization.clone(), self.endpoint.uri().to_string()).boxed()
             })
             .await
     }
@@ -237,17 +238,31 @@ impl Transport for GrpcTransport {
     }
 }
 
-/// Opens an exchange; its answers are read until it ends.
+/// Opens an exchange with the worker at `address`; its answers are read until it ends.
 async fn open(
     mut data: WireClient<Channel>,
     authorization: Option<MetadataValue<Ascii>>,
+    address: String,
 ) -> Result<Exchange, Status> {
     let (exchange, frames, answers) = client::exchange(CREDIT);
     let call = authorized(authorization.as_ref(), Request::new(frames));
-    let messages = data.exchange(call).await?.into_inner();
+    let messages = data.exchange(call).await.map_err(|status| of_call(&status))?.into_inner();
     task::spawn(async move {
-        if let Some(status) = answers.read(messages).await {
-            tracing::debug!(%status, "an exchange with a worker ended");
+        match answers.read(messages).await {
+            // The connection broke, which is said elsewhere.
+            Some(status) if status.source().is_some() => {
+                tracing::debug!(address, %status, "an exchange with a worker ended");
+            }
+            Some(status) => {
+                let (code, reason) = (status.code(), status.message());
+                tracing::warn!(
+                    address,
+                    ?code,
+                    reason,
+                    "an exchange with a worker failed; its requests continue"
+                );
+            }
+            None => {}
         }
     });
     Ok(exchange)

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use futures::Stream;
+use futures::{Stream, StreamExt, stream};
 use skein_exchange::server::serve;
 use skein_proto::block_hash;
 use skein_proto::worker::v1 as wire;
 use skein_proto::worker::v1::worker_server::{Worker, WorkerServer};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 use wire::worker_event::Event;
 
 pub const MODEL: &str = "m";
@@ -67,6 +67,8 @@ pub struct Script {
     pub inexact: AtomicBool,
     /// Workers of a release that knows no exchanges.
     pub without_exchanges: AtomicBool,
+    /// The code with which the next exchange ends after a few messages.
+    pub exchange_ends: Mutex<Option<Code>>,
     /// Exchanges that routers asked for.
     pub exchanges: AtomicU32,
 }
@@ -294,7 +296,11 @@ impl Worker for Service {
             return Err(Status::unimplemented("it is of the release before"));
         }
         let answers = serve(Arc::new(self.clone()), request.into_inner(), std::future::pending());
-        Ok(Response::new(Box::pin(answers)))
+        let Some(code) = lock(&self.0.script.exchange_ends).take() else {
+            return Ok(Response::new(Box::pin(answers)));
+        };
+        let end = stream::iter([Err(Status::new(code, "scripted"))]);
+        Ok(Response::new(Box::pin(answers.take(2).chain(end))))
     }
 
     async fn load_adapter(

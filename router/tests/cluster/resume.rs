@@ -4,6 +4,7 @@ use skein_proto::version::Version;
 use skein_router::generator::FleetView;
 use skein_router::links::transport::Grpc;
 use skein_router::request::{Journey, Resume, ResumeSample};
+use tonic::Code;
 
 use super::*;
 
@@ -55,6 +56,21 @@ async fn a_broken_connection_costs_no_computation() {
             assert_eq!(scene.attaches().1, attaches + 1);
             wait_for("the old reader's release", || scene.releases() == releases + 1).await;
         }
+    }
+}
+
+/// An exchange's own status says nothing about its requests, whatever its code means for a request.
+#[tokio::test]
+async fn requests_outlive_the_exchange_however_it_ends() {
+    let request = request("ends", 0..9, 12);
+    let expected = Scene::new(1).await.run(request.clone()).await;
+    for code in (1..=16).map(Code::from_i32).filter(|code| *code != Code::Unimplemented) {
+        let scene = Scene::new(2).await;
+        scene.script.pace_ms.store(1, Ordering::SeqCst);
+        *lock(&scene.script.exchange_ends) = Some(code);
+        let got = scene.run(request.clone()).await;
+        assert_eq!((got.error, got.samples), (None, expected.samples.clone()), "{code:?}");
+        assert_eq!(scene.script.exchanges.load(Ordering::SeqCst), 2, "{code:?}: another one was opened");
     }
 }
 
