@@ -184,58 +184,17 @@ impl Served {
 mod tests {
     use super::*;
     use crate::config::RouterConfig;
-    use crate::testing::{self, Say, Script, delta};
+    use crate::testing::server::{Server, endless, read_until, send};
+    use crate::testing::{self, Script};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::sync::oneshot;
-
-    struct Server {
-        app: App,
-        address: std::net::SocketAddr,
-        stop: oneshot::Sender<()>,
-        served: tokio::task::JoinHandle<io::Result<()>>,
-    }
 
     async fn start(script: Script, shutdown_timeout: Duration) -> Server {
-        start_with(script, RouterConfig { shutdown_timeout, ..testing::config() }).await
-    }
-
-    async fn start_with(script: Script, config: RouterConfig) -> Server {
-        let app = App::new(Arc::new(testing::model_text()), Arc::new(script), config);
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let served = tokio::spawn(serve(listener, app.clone(), async {
-            let _ = stopped.await;
-        }));
-        Server { app, address, stop, served }
-    }
-
-    fn endless() -> Script {
-        Script { say: vec![Say::Delta(delta(0, "a")), Say::Hang], ..Script::default() }
+        Server::start(script, RouterConfig { shutdown_timeout, ..testing::config() }).await
     }
 
     fn post(body: &str) -> String {
         let length = body.len();
         format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")
-    }
-
-    async fn send(address: std::net::SocketAddr, request: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(request.as_bytes()).await.unwrap();
-        stream
-    }
-
-    /// Reads until the server closes the connection or `end` arrives.
-    async fn read_until(stream: &mut TcpStream, end: &str) -> String {
-        let mut text = String::new();
-        let mut buffer = [0; 4096];
-        while !text.contains(end) {
-            match stream.read(&mut buffer).await.unwrap() {
-                0 => break,
-                count => text.push_str(&String::from_utf8_lossy(&buffer[..count])),
-            }
-        }
-        text
     }
 
     async fn until(condition: impl Fn() -> bool) {
@@ -303,7 +262,7 @@ mod tests {
         let second = Duration::from_secs(1);
         for idle_timeout in [testing::config().idle_timeout, 5 * second] {
             let config = RouterConfig { idle_timeout, ..testing::config() };
-            let server = start_with(Script::default(), config).await;
+            let server = Server::start(Script::default(), config).await;
             let mut client = TcpStream::connect(server.address).await.unwrap();
             for _ in 0..3 {
                 client.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();

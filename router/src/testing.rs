@@ -4,6 +4,9 @@
 #![allow(clippy::unwrap_used)]
 #![cfg_attr(not(test), allow(dead_code))]
 
+#[cfg(test)]
+pub(crate) mod server;
+
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};

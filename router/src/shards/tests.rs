@@ -1,18 +1,15 @@
 //! Shards alone, and a server whose connections are on two of them.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
-use crate::app::App;
 use crate::config::RouterConfig;
-use crate::serve::serve;
-use crate::testing::{self, Say, Script, delta};
+use crate::testing::server::{Server, endless, read_until, send};
+use crate::testing::{self, Script};
 
 #[tokio::test]
 async fn connections_are_spread_evenly_and_ended_ones_make_room() {
@@ -97,55 +94,19 @@ async fn the_end_drops_what_runs_there_and_no_shards_means_here() {
     assert_eq!(told.await.unwrap(), 0);
 }
 
-/// The server, how to end it, and its end.
-struct Server {
-    app: App,
-    address: SocketAddr,
-    stop: oneshot::Sender<()>,
-    served: tokio::task::JoinHandle<io::Result<()>>,
-}
-
-async fn start(say: Vec<Say>, config: RouterConfig) -> Server {
-    let script = Script { say, ..Script::default() };
-    let config = RouterConfig { shards: 2, ..config };
-    let app = App::new(Arc::new(testing::model_text()), Arc::new(script), config);
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let (stop, stopped) = oneshot::channel::<()>();
-    let served = tokio::spawn(serve(listener, app.clone(), async {
-        let _ = stopped.await;
-    }));
-    Server { app, address, stop, served }
-}
-
-async fn send(address: SocketAddr, request: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(request.as_bytes()).await.unwrap();
-    stream
-}
-
-/// Reads until the server closes the connection or `end` arrives.
-async fn read_until(stream: &mut TcpStream, end: &str) -> String {
-    let (mut text, mut buffer) = (String::new(), [0; 4096]);
-    while !text.contains(end) {
-        match stream.read(&mut buffer).await.unwrap() {
-            0 => break,
-            count => text.push_str(&String::from_utf8_lossy(&buffer[..count])),
-        }
-    }
-    text
+async fn start(script: Script, config: RouterConfig) -> Server {
+    Server::start(script, RouterConfig { shards: 2, ..config }).await
 }
 
 const STREAM: &str = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 28\r\n\r\n{\"prompt\":\"a\",\"stream\":true}";
 
 #[tokio::test]
 async fn one_drain_ends_the_streams_of_all_shards() {
-    let endless = vec![Say::Delta(delta(0, "a")), Say::Hang];
     let shutdown_timeout = Duration::from_millis(200);
-    let server = start(endless, RouterConfig { shutdown_timeout, ..testing::config() }).await;
+    let server = start(endless(), RouterConfig { shutdown_timeout, ..testing::config() }).await;
     let mut streams = Vec::new();
     for _ in 0..6 {
-        let mut stream = send(server.address, STREAM).await;
+        let mut stream = server.send(STREAM).await;
         assert!(read_until(&mut stream, "\"text\":\"a\"").await.starts_with("HTTP/1.1 200"));
         streams.push(stream);
     }
@@ -168,11 +129,11 @@ async fn one_drain_ends_the_streams_of_all_shards() {
 #[tokio::test]
 async fn limits_of_connections_hold_over_all_shards() {
     let config = RouterConfig { max_connections_per_ip: Some(3), ..testing::config() };
-    let server = start(Vec::new(), config).await;
+    let server = start(Script::default(), config).await;
     let live = "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n";
     let mut held = Vec::new();
     for _ in 0..3 {
-        let mut stream = send(server.address, live).await;
+        let mut stream = server.send(live).await;
         assert!(read_until(&mut stream, "ok").await.starts_with("HTTP/1.1 200"));
         held.push(stream);
     }

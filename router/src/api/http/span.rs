@@ -5,7 +5,7 @@ use axum::extract::Request;
 use axum::response::Response;
 use futures::FutureExt;
 use futures::future::Either;
-use http::{HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use skein_node::trace::{self, Remote};
 
 use crate::api::kserve::rest::target::Target;
@@ -18,11 +18,8 @@ pub fn trace<F: Future<Output = Response>>(
     next: impl FnOnce(Request) -> F,
 ) -> impl Future<Output = Response> {
     let Some(path) = generating(&request) else { return Either::Left(next(request)) };
-    let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
-    let mut span = trace::Request::begin(Remote::read(header));
+    let mut span = begin(path, request.headers());
     let Some(traceparent) = span.traceparent() else { return Either::Left(next(request)) };
-    span.name("POST", path);
-    span.set_all(|| [("http.request.method", "POST".into()), ("url.path", path.into())]);
     let answered = {
         let _entered = trace::enter(&mut span);
         next(request)
@@ -40,6 +37,20 @@ pub fn trace<F: Future<Output = Response>>(
     }))
 }
 
+/// Begins the server span of a request to `path` whose caller sent `headers`.
+pub fn begin(path: &'static str, headers: &HeaderMap) -> trace::Request {
+    let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let span = trace::Request::begin(Remote::read(header));
+    if span.is_on() {
+        span.name("POST", path);
+        span.set_all(|| [("http.request.method", "POST".into()), ("url.path", path.into())]);
+    }
+    span
+}
+
+/// A gateway's request, called for itself or within an exchange.
+pub const WORKER_GENERATE: &str = "/skein.worker.v1.Worker/Generate";
+
 /// Paths of generation requests.
 const GENERATING: [&str; 9] = [
     "/v1/responses",
@@ -49,7 +60,7 @@ const GENERATING: [&str; 9] = [
     "/api/chat",
     "/api/generate",
     "/skein.v1.Inference/Generate",
-    "/skein.worker.v1.Worker/Generate",
+    WORKER_GENERATE,
     "/inference.GRPCInferenceService/ModelInfer",
 ];
 

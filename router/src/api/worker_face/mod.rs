@@ -19,20 +19,22 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use skein_choice::fleet::capacity::Capacity;
-use skein_node::{clock, random};
+use skein_node::{clock, random, trace};
 use skein_proto::adapter::{AdapterChange, AdapterId, AdapterRecord};
 use skein_proto::worker::v1 as wire;
 use skein_proto::worker::v1::worker_server::Worker;
-use tonic::metadata::MetadataValue;
+use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::grpc::status::status;
 use super::http::keys::{Admin, ApiKeys};
 use super::http::nodes::Node;
+use super::http::span;
 use crate::app::App;
 use crate::drain::Lease;
 use crate::links::worker_client::VERSION_GONE;
 use crate::refusal::Refusal;
+use crate::request::TokenRequest;
 use convert::Deltas;
 use readers::{ReaderSignals, Readers, Reading};
 use reports::Placements;
@@ -80,6 +82,7 @@ impl Worker for WorkerFace {
         &self,
         request: Request<wire::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
+        let span = span_of(request.metadata());
         let request = request.into_inner();
         let Some((entered, signals)) = self.readers.enter(&request.request_id) else {
             return Err(Status::already_exists("that request_id already has a reader"));
@@ -88,7 +91,7 @@ impl Worker for WorkerFace {
         self.placements.note(request.placement.unwrap_or_default().into());
         let lease = self.app.drain.enter().map_err(|refusal| status(&refusal))?;
         let checked = convert::token_request(request, self.app.text.name(), clock::now());
-        let checked = checked.map_err(|refusal| status(&refusal))?;
+        let checked = TokenRequest { trace: span, ..checked.map_err(|refusal| status(&refusal))? };
         let source = self.app.generator.submit(checked).await.map_err(|refusal| gateway_status(&refusal))?;
         let reading = entered.reads(source, linger);
         Ok(Response::new(Box::pin(deltas(reading, signals, lease, Deltas::new(self.epoch)))))
@@ -184,6 +187,13 @@ impl Worker for WorkerFace {
             Err(refusal) => Err(status(&refusal)),
         }
     }
+}
+
+/// The server span of a call. A call of its own has one already; one within an exchange brings its caller's
+/// context as metadata.
+fn span_of(metadata: &MetadataMap) -> trace::Request {
+    let current = trace::current();
+    if current.is_on() { current } else { span::begin(span::WORKER_GENERATE, metadata.as_ref()) }
 }
 
 /// Sends a stream to its reader until it ends, is released, or this router shuts down.
