@@ -51,8 +51,9 @@ pub(crate) fn status(end: &End) -> Option<Status> {
     }
 }
 
-/// What the end of an exchange means for each of its calls: that this worker failed. Its code and metadata are
-/// about the exchange; as a call's own they could mean that the request is wrong, or that the worker is full.
+/// What the end of an exchange means for each of its calls: that this worker failed. Its code and metadata
+/// are about the exchange; as a call's own they could mean that the request is wrong, or that the worker is
+/// full.
 #[must_use]
 pub fn of_call(status: &Status) -> Status {
     // A connection that broke.
