@@ -216,10 +216,17 @@ async fn a_repeated_prompt_hits_the_cache_and_leaves_the_other_worker_alone() {
         assert_eq!(again.answer, first.answer);
         assert!(again.cached_tokens >= Some(784), "round {round}: {:?}", again.cached_tokens);
     }
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let blocks: Vec<usize> =
-        scene.cluster.snapshot().workers.iter().map(|worker| worker.cached_blocks).collect();
-    assert_eq!(blocks.iter().filter(|&&blocks| blocks == 0).count(), 1, "{blocks:?}");
+    let blocks = || -> Vec<usize> {
+        scene.cluster.snapshot().workers.iter().map(|worker| worker.cached_blocks).collect()
+    };
+    // A worker's report may take a while.
+    let reported = async {
+        while blocks().iter().all(|&blocks| blocks == 0) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), reported).await.expect("a worker reports its blocks");
+    assert_eq!(blocks().iter().filter(|&&blocks| blocks == 0).count(), 1, "{:?}", blocks());
 }
 
 #[tokio::test]
