@@ -25,6 +25,8 @@ mod gateway;
 mod gpu_check;
 mod hub;
 mod keys;
+#[cfg(feature = "worker")]
+mod launch;
 mod membership;
 mod model;
 mod own_path;
@@ -161,6 +163,8 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         #[cfg(feature = "worker")]
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
         #[cfg(feature = "worker")]
+        Some((launch::LAUNCH, matches)) => runtime(None)?.block_on(launch::run(matches)),
+        #[cfg(feature = "worker")]
         Some((cluster_view::STATUS, matches)) => runtime(None)?.block_on(cluster_view::status(matches)),
         #[cfg(feature = "worker")]
         Some((cluster_view::TOP, matches)) => runtime(None)?.block_on(cluster_view::top(matches)),
@@ -218,6 +222,8 @@ fn command() -> Command {
             gpu_check::command(),
             #[cfg(feature = "worker")]
             config_command(),
+            #[cfg(feature = "worker")]
+            launch::command(),
             certs::command(),
             keys::command(),
             probe::command(),
@@ -403,6 +409,8 @@ mod tests {
         check("skein status --url https://a --cacert c --api-key k --json", true);
         check("skein top --url http://a", true);
         check("skein top b", false);
+        check("skein launch claude --url https://a --model m --show -- -p hello", true);
+        check("skein launch vim", false);
         check("skein keys new --tenant acme --models a --models b --highest-priority -5 --admin", true);
         check("skein keys new", false);
         check("skein keys new --tenant acme --max-concurrent 0", false);

@@ -35,6 +35,7 @@ class Client:
 
 
 CLIENTS = [
+    Client("skein launch", "agents", agent=True),
     Client("Codex CLI", "agents", ("@openai/codex@0.171.0",), ".codex/config.toml", agent=True),
     Client("Claude Code", "agents", ("@anthropic-ai/claude-code@2.1.332",), agent=True),
     Client("Qwen Code", "agents", ("@qwen-code/qwen-code@0.15.10",), agent=True),

@@ -2,7 +2,7 @@
 //! page at `/ui` reads.
 
 mod screen;
-mod server;
+pub mod server;
 mod snapshot;
 mod status;
 mod top;
