@@ -97,6 +97,7 @@ fn measure(
         .map(|i| SequenceRows {
             rows: i * rows..(i + 1) * rows,
             position: context - rows,
+            end: context,
             blocks: &tables[i * per_sequence..(i + 1) * per_sequence],
         })
         .collect();
@@ -118,6 +119,7 @@ fn measure(
                 scale: 0.125,
                 window,
                 is_chunked: false,
+                ahead: 0,
                 softcap,
                 sinks,
             };

@@ -11,13 +11,15 @@ pub struct ModelLimits {
     pub vocab_size: u32,
     /// Most sequences at once, which bounds the samples of a prompt.
     pub max_num_seqs: u32,
+    /// Whether the model computes vectors of prompts instead of tokens.
+    pub pools: bool,
 }
 
 impl ModelLimits {
     /// The limits of one worker.
     pub fn of(info: &WorkerInfo) -> Self {
         let WorkerInfo { max_model_len, vocab_size, max_num_seqs, .. } = *info;
-        Self { max_model_len, vocab_size, max_num_seqs }
+        Self { max_model_len, vocab_size, max_num_seqs, pools: info.pooled.is_some() }
     }
 
     /// The limits that hold on both workers.
@@ -26,6 +28,7 @@ impl ModelLimits {
             max_model_len: self.max_model_len.min(other.max_model_len),
             vocab_size: self.vocab_size.min(other.vocab_size),
             max_num_seqs: self.max_num_seqs.min(other.max_num_seqs),
+            pools: self.pools || other.pools,
         }
     }
 }

@@ -118,6 +118,8 @@ enum DecoderStep {
     /// `<0xHH>` encodes the byte HH.
     ByteFallback,
     Replace(String, String),
+    /// A token continues a word if it begins with this; any other begins one, after a space.
+    WordPiece(String),
 }
 
 impl TokenDecoder {
@@ -152,6 +154,10 @@ impl TokenDecoder {
                     text = Cow::Owned(text.replace(from.as_str(), to));
                 }
                 DecoderStep::Replace(..) => {}
+                DecoderStep::WordPiece(prefix) => {
+                    let rest = text.strip_prefix(prefix.as_str()).map(str::to_owned);
+                    text = Cow::Owned(rest.unwrap_or_else(|| format!(" {text}")));
+                }
             }
         }
         out.extend_from_slice(text.as_bytes());
@@ -163,6 +169,8 @@ fn check_growth(steps: &[DecoderStep]) -> Result<(), UnsupportedDecoder> {
     let factor = |step: &DecoderStep| match step {
         DecoderStep::Replace(from, to) => to.len().div_ceil(from.len()).max(1),
         DecoderStep::ByteLevel(_) | DecoderStep::ByteFallback => 1,
+        // A space before a token of at least one byte.
+        DecoderStep::WordPiece(_) => 2,
     };
     let growth = steps.iter().map(factor).fold(1, usize::saturating_mul);
     if growth > MAX_GROWTH_FACTOR || steps.len() > MAX_STEPS {
@@ -187,6 +195,9 @@ fn add_steps(decoder: &Value, steps: &mut Vec<DecoderStep>) -> Result<(), Unsupp
         Some("Metaspace") => {
             let mark = text("replacement").unwrap_or_else(|| "▁".to_owned());
             steps.push(DecoderStep::Replace(mark, " ".to_owned()));
+        }
+        Some("WordPiece") => {
+            steps.push(DecoderStep::WordPiece(text("prefix").unwrap_or_else(|| "##".to_owned())));
         }
         Some("Replace") => match (decoder["pattern"]["String"].as_str(), text("content")) {
             (Some(from), Some(to)) if !from.is_empty() => {
@@ -253,6 +264,8 @@ mod tests {
         check(sentencepiece(), "<0xF0>", &[0xF0]);
         check(sentencepiece(), "<0xF0", b"<0xF0");
         check(json!({"type": "Metaspace", "replacement": "▁"}), "▁a▁b", b" a b");
+        check(json!({"type": "WordPiece", "prefix": "##"}), "##ing", b"ing");
+        check(json!({"type": "WordPiece"}), "sing", b" sing");
     }
 
     #[test]

@@ -8,6 +8,10 @@ pub enum Gate {
     /// GELU by tanh, `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))` (Hendrycks & Gimpel 2016),
     /// for GeGLU.
     GeluTanh,
+    /// GELU, `0.5 * x * (1 + erf(x / sqrt(2)))` (Hendrycks & Gimpel 2016). Not on CUDA.
+    Gelu,
+    /// `max(x, 0)`. Not on CUDA.
+    Relu,
     /// `x / (1 + exp(-alpha * x))` of a gate of at most `limit`, times one more than the up projection, which
     /// is clamped to `-limit..=limit`; the unit of GPT-OSS (OpenAI 2025). On CUDA only experts have it.
     Clamped {
@@ -29,8 +33,8 @@ impl Gate {
         match self {
             Self::Silu => 0,
             Self::GeluTanh => 1,
-            Self::Clamped { .. } | Self::SquaredRelu => {
-                unreachable!("models with clamped gates or squared ReLU are refused on CUDA")
+            Self::Clamped { .. } | Self::SquaredRelu | Self::Gelu | Self::Relu => {
+                unreachable!("models with activations without a kernel are refused on CUDA")
             }
         }
     }

@@ -93,7 +93,8 @@ impl Spec {
     pub fn cpu_weight_bytes(&self, bits_per_weight: u64) -> u64 {
         let tensors = tensors::all(self);
         let in_layers = tensors.iter().filter(|tensor| is_of_layers(tensor));
-        let weights: u64 = in_layers.chain([tensors::head(&tensors)]).map(|tensor| tensor.len() as u64).sum();
+        let weights: u64 =
+            in_layers.chain(tensors::logits_head(self, &tensors)).map(|tensor| tensor.len() as u64).sum();
         weights.saturating_mul(bits_per_weight) / 8
     }
 
@@ -115,7 +116,7 @@ impl Spec {
         };
         let used = tensors.iter().filter(|tensor| is_of_layers(tensor)).filter(is_used);
         let in_layers: u64 = used.map(|tensor| tensor.len() as u64).sum();
-        let in_head = tensors::head(&tensors).len() as u64;
+        let in_head = tensors::logits_head(self, &tensors).map_or(0, |head| head.len() as u64);
         StepCost {
             weight_bytes: in_layers * bytes.layers + in_head * bytes.head,
             weights: in_layers + in_head,

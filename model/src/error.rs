@@ -10,6 +10,15 @@ use crate::shard::Indivisible;
 /// Why a model directory cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
+    /// Tokens are asked of a model that pools.
+    #[error(
+        "the model in {} computes vectors of prompts and no tokens, so that it has no log-probabilities; give a model \
+         that generates text", dir.display()
+    )]
+    Pools {
+        /// Directory of the model.
+        dir: PathBuf,
+    },
     /// A required file cannot be read.
     #[error("cannot read {}: {source}; is this the directory of a Hugging Face model or adapter, completely downloaded?", path.display())]
     Read {

@@ -7,6 +7,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::LoadError;
 use super::checkpoint::{ModelFile, Weights};
 use super::fields::read_json;
+use super::sentence_modules::Modules;
 
 /// Fingerprint of the model in `dir`: equal for equal copies, regardless of sharding. XXH3-64.
 ///
@@ -23,6 +24,9 @@ fn of(dir: &Path, weights: &Weights) -> Result<u64, LoadError> {
     };
     let mut hash = Xxh3Default::new();
     hash.update(&config);
+    if let Some(modules) = Modules::read(dir)? {
+        hash.update(modules.content().as_bytes());
+    }
     weights.sample(&mut |bytes| hash.update(bytes));
     Ok(hash.digest())
 }

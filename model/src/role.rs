@@ -5,6 +5,9 @@
 #[allow(missing_docs)] // named as in the papers
 pub enum Role {
     Embedding,
+    Positions,
+    TokenTypes,
+    EmbeddingNorm,
     LayerEmbedding,
     LayerInput,
     LayerInputNorm,

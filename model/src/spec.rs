@@ -5,10 +5,11 @@ use skein_kernels::cpu::experts::Routing;
 use skein_kernels::cpu::rope::{Rotation, Temperature};
 use skein_kernels::gate::Gate;
 
+use super::pooled_head::PooledHead;
 use super::role::Role;
 use super::state_spec::{Mixer, StateSpec};
 
-/// A decoder-only transformer.
+/// A decoder-only transformer, or an encoder: one whose tokens attend to those after them, too.
 #[derive(Debug, Clone)]
 pub struct Spec {
     /// Rows of the embedding table; token ids are below this.
@@ -19,6 +20,15 @@ pub struct Spec {
     pub embedding_scale: f32,
     /// Whether that factor is first rounded to the type of the embedding rows.
     pub rounds_embedding_scale: bool,
+    /// Rows that are added to the embeddings by position, if positions are learned.
+    pub position_table: Option<PositionTable>,
+    /// Number of kinds of text that tokens are of, each with a row that is added to the embeddings; 0 = none.
+    pub token_types: usize,
+    /// Whether embeddings are normalised.
+    pub has_embedding_norm: bool,
+    /// Whether a token attends to those after it, too: to all, or with a window to as many as before it. A
+    /// step has all rows of a sequence then.
+    pub is_bidirectional: bool,
     /// Attention of every layer that attends, or of those without a window. Layers of one shape share a
     /// cache.
     pub attention: AttentionSpec,
@@ -48,10 +58,21 @@ pub struct Spec {
     pub logits_scale: f32,
     /// Logits become `softcap * tanh(logit / softcap)`.
     pub logits_softcap: Option<f32>,
+    /// What it computes instead of logits, if it gives vectors of prompts.
+    pub pooled: Option<PooledHead>,
     /// Names of tensors in the checkpoint; see [`super::tensors`].
     pub names: Names,
     /// The form that adapters are made for, if the checkpoint has another.
     pub published: Option<Published>,
+}
+
+/// Learned positions (Gehring et al. 2017).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PositionTable {
+    /// Rows of the table.
+    pub rows: usize,
+    /// Row of position 0.
+    pub first: usize,
 }
 
 /// How the published checkpoint of a converted model names its tensors and orders its heads.
@@ -204,9 +225,12 @@ impl HeadPairs {
 /// Properties that vary by layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerSpec {
+    /// Whether its input is normalised before attention, in models that normalise inputs.
+    pub has_attention_norm: bool,
     /// What mixes its tokens. Window, temperature and rotation are of attention only.
     pub mixer: Mixer,
-    /// A token attends to itself and the `window - 1` tokens before it; `None` = to all before it.
+    /// A token attends to itself and the `window - 1` tokens before it; `None` = to all before it. In a
+    /// bidirectional model likewise to those after it.
     pub window: Option<u32>,
     /// Whether windows do not slide: a token attends to those from the last multiple of the window on.
     pub is_chunked: bool,
@@ -237,16 +261,32 @@ pub struct FeedForwardSpec {
     pub is_gated: bool,
     /// Outputs of gate and up; 0 if there is no network.
     pub inner_size: usize,
-    /// Whether its matrices have biases.
+    /// Whether gate and up have biases.
     pub has_bias: bool,
+    /// Whether down has a bias.
+    pub has_output_bias: bool,
+    /// Whether up comes before the gate in a tensor that holds both.
+    pub is_up_first: bool,
     /// Mixture of such networks, of which each row uses some; `None` = a single network.
     pub experts: Option<ExpertsSpec>,
 }
 
 impl FeedForwardSpec {
     /// That of a layer which has only a mixer.
-    pub const NONE: Self =
-        Self { activation: Gate::Silu, is_gated: false, inner_size: 0, has_bias: false, experts: None };
+    pub const NONE: Self = Self {
+        activation: Gate::Silu,
+        is_gated: false,
+        inner_size: 0,
+        has_bias: false,
+        has_output_bias: false,
+        is_up_first: false,
+        experts: None,
+    };
+
+    /// The same with biases of all matrices, or none.
+    pub fn with_bias(self, has_bias: bool) -> Self {
+        Self { has_bias, has_output_bias: has_bias, ..self }
+    }
 
     /// Whether there is a network.
     pub fn exists(&self) -> bool {
@@ -343,17 +383,20 @@ pub enum NormPlace {
     Outputs,
     /// Inputs and outputs.
     Both,
+    /// What a part's output was added to: the residual stream is normalised after each part (Vaswani et al.
+    /// 2017), and not again at the end.
+    Sums,
 }
 
 impl NormPlace {
     /// Whether inputs are normalised.
     pub fn has_inputs(self) -> bool {
-        self != Self::Outputs
+        matches!(self, Self::Inputs | Self::Both)
     }
 
     /// Whether outputs are normalised.
     pub fn has_outputs(self) -> bool {
-        self != Self::Inputs
+        matches!(self, Self::Outputs | Self::Both)
     }
 }
 
@@ -404,6 +447,26 @@ impl AttentionSpec {
 }
 
 impl Spec {
+    /// Whether rows are normalised after the last layer.
+    pub fn has_last_norm(&self) -> bool {
+        self.norm.place != NormPlace::Sums
+    }
+
+    /// Most positions of a sequence, if the tables limit them.
+    pub fn most_positions(&self) -> Option<u32> {
+        let by_table = self.position_table.map(|table| (table.rows - table.first) as u32);
+        self.dense_up_to.into_iter().chain(by_table).min()
+    }
+
+    /// Tokens after its own that a token of `layer` attends to, as far as there are any.
+    pub fn ahead_of(&self, layer: usize) -> u32 {
+        match (self.is_bidirectional, self.layers[layer].window) {
+            (false, _) => 0,
+            (true, None) => u32::MAX,
+            (true, Some(window)) => window - 1,
+        }
+    }
+
     /// Width of the widest feed-forward network.
     pub fn inner_size(&self) -> usize {
         self.layers.iter().map(|layer| layer.feed_forward.inner_size).max().unwrap_or_default()

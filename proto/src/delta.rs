@@ -25,6 +25,8 @@ pub struct Delta {
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Prompt position of the first of `prompt_logprobs`.
     pub from_prompt_position: u32,
+    /// The vector of a request with pooling, with `finish`; else empty.
+    pub pooled: Vec<f32>,
     /// The worker hands the request back unfinished. Nothing else is in this delta, and it is the last one.
     pub hand_back: bool,
 }
@@ -53,6 +55,7 @@ impl From<WorkerDelta> for wire::GenerateDelta {
             prompt_logprobs: delta.prompt_logprobs.into_iter().map(Into::into).collect(),
             from_prompt_position: delta.from_prompt_position,
             hand_back: delta.hand_back,
+            pooled: delta.pooled,
             model_fingerprint: version.0,
         }
     }
@@ -71,6 +74,7 @@ impl TryFrom<wire::GenerateDelta> for WorkerDelta {
             cached_tokens: sent.cached_tokens,
             prompt_logprobs: logprobs(sent.prompt_logprobs)?,
             from_prompt_position: sent.from_prompt_position,
+            pooled: sent.pooled,
             hand_back: sent.hand_back,
         };
         Ok(Self { epoch: sent.epoch, version: Version(sent.model_fingerprint), delta })

@@ -1,5 +1,7 @@
 //! What a worker serves. Constant within an epoch.
 
+use crate::Malformed;
+use crate::pooling::PooledModel;
 use crate::same_fields::same_fields;
 use crate::version::Version;
 use crate::worker::v1 as wire;
@@ -26,6 +28,8 @@ pub struct WorkerInfo {
     pub grammar_fingerprint: u64,
     pub tokenizer_fingerprint: u64,
     pub serving_since_ms: u64,
+    /// The model's vectors, if it gives these instead of tokens.
+    pub pooled: Option<PooledModel>,
 }
 
 impl WorkerInfo {
@@ -40,19 +44,22 @@ impl From<WorkerInfo> for wire::InfoResponse {
         same_fields!(info:
             epoch, model, max_model_len, vocab_size, kv_blocks, max_num_seqs, max_num_batched_tokens, resume_exact, version,
             backend, grammar_fingerprint, tokenizer_fingerprint, serving_since_ms;
-            block_size: info.block_size, model_fingerprint: info.fingerprint
+            block_size: info.block_size, model_fingerprint: info.fingerprint, pooled: info.pooled.map(Into::into)
         )
     }
 }
 
-impl From<wire::InfoResponse> for WorkerInfo {
-    fn from(info: wire::InfoResponse) -> Self {
+impl TryFrom<wire::InfoResponse> for WorkerInfo {
+    type Error = Malformed;
+
+    fn try_from(info: wire::InfoResponse) -> Result<Self, Malformed> {
         // We divide by it: a worker that leaves it out must not crash its router.
         let block_size = info.block_size.max(1);
-        same_fields!(info:
+        let pooled = info.pooled.map(PooledModel::try_from).transpose()?;
+        Ok(same_fields!(info:
             epoch, model, max_model_len, vocab_size, kv_blocks, max_num_seqs, max_num_batched_tokens, resume_exact, version,
             backend, grammar_fingerprint, tokenizer_fingerprint, serving_since_ms;
-            block_size: block_size, fingerprint: info.model_fingerprint
-        )
+            block_size: block_size, fingerprint: info.model_fingerprint, pooled: pooled
+        ))
     }
 }

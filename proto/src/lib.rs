@@ -15,6 +15,7 @@ pub mod invalid;
 pub mod load;
 pub mod logprobs;
 pub mod placement;
+pub mod pooling;
 pub mod runs;
 mod same_fields;
 pub mod sampling;

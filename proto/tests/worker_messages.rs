@@ -62,6 +62,7 @@ fn sampling() -> SamplingParams {
         grammar: None,
         allowed_token_ids: Vec::new(),
         bad_words: Vec::new(),
+        pooling: None,
     }
 }
 
@@ -105,6 +106,7 @@ fn delta() -> GenerateDelta {
         from_prompt_position: 1,
         hand_back: false,
         model_fingerprint: 0,
+        pooled: Vec::new(),
     }
 }
 
@@ -121,7 +123,10 @@ fn requests_and_their_output() {
     let grammar = Some(Grammar { text: "start: \"a\"\n".into(), fingerprint: 0xfeed });
     let held = SamplingParams { grammar, ..sampling() };
     check("generate.grammar", GenerateRequest { sampling: Some(held), ..generate() });
+    let pooling = SamplingParams { pooling: Some(Pooling { second_from: 2 }), max_tokens: 1, ..sampling() };
+    check("generate.pooling", GenerateRequest { sampling: Some(pooling), ..generate() });
     check("delta", delta());
+    check("delta.pooled", GenerateDelta { pooled: vec![0.25, -1.5], ..delta() });
     check("delta.version", GenerateDelta { model_fingerprint: 0xabcd, ..delta() });
     let place = GenerateDelta { epoch: 77, sample_index: 1, from_position: 9, ..GenerateDelta::default() };
     check("delta.hand_back", GenerateDelta { hand_back: true, ..place });
@@ -193,11 +198,19 @@ fn what_a_worker_says_of_itself() {
         grammar_fingerprint: 0,
         tokenizer_fingerprint: 0,
         serving_since_ms: 0,
+        pooled: None,
     };
     check("info", info.clone());
     check("info.grammars", InfoResponse { grammar_fingerprint: 0xfeed, ..info.clone() });
     let since = InfoResponse { tokenizer_fingerprint: 0xbeef, serving_since_ms: 1_764_000_000_000, ..info };
-    check("info.version", since);
+    check("info.version", since.clone());
+    let pooled = PooledModel {
+        width: 384,
+        kind: PooledKind::Embedding.into(),
+        is_normalized: true,
+        labels: vec!["yes".into()],
+    };
+    check("info.pooled", InfoResponse { pooled: Some(pooled), ..since });
     check("watch", WatchRequest { epoch: 77, next_sequence: 5, router_id: 0xfeed });
     let event = |event| WorkerEvent { epoch: 77, sequence: 5, event: Some(event) };
     let retired = Adapter { name: String::new(), id: 0xbeef, is_resident: false };
@@ -285,7 +298,8 @@ fn plain_types_say_what_messages_say() {
         assert_eq!(WorkerEvent::from(plain), event, "{name}");
     }
     let info = InfoResponse::decode(&golden["info"][..]).expect("info");
-    assert_eq!(InfoResponse::from(skein_proto::info::WorkerInfo::from(info.clone())), info);
+    let read = skein_proto::info::WorkerInfo::try_from(info.clone()).expect("info");
+    assert_eq!(InfoResponse::from(read), info);
 }
 
 #[test]

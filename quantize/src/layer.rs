@@ -132,13 +132,15 @@ impl Runner {
     fn forward(&mut self, model: &Model, tokens: &[u32]) -> Result<(), LoadError> {
         let rows = tokens.len();
         let positions: Vec<u32> = (0..rows as u32).collect();
-        let all = |rows: Range<usize>| SequenceRows { rows, position: 0, blocks: &self.blocks };
+        let all =
+            |rows: Range<usize>| SequenceRows { end: rows.end, rows, position: 0, blocks: &self.blocks };
         let sequences = [all(0..rows)];
         let none = AdapterRows::default();
         let step = ForwardStep {
             adapters: [&none; 2],
             tokens,
             positions: &positions,
+            token_types: &[],
             located: Located {
                 slots: &positions, // the blocks lie in order
                 sequences: &sequences,

@@ -95,6 +95,11 @@ impl Original {
                 "models of {model_type} are not quantised yet: they have latent attention"
             )));
         }
+        if source.spec.pooled.is_some() {
+            return Err(QuantizeError::Refused(format!(
+                "models of {model_type} that give vectors of prompts are not quantised yet"
+            )));
+        }
         if source.spec.state.is_some() {
             return Err(QuantizeError::Refused(format!(
                 "models of {model_type} are not quantised yet: some of their layers have a state"

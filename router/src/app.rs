@@ -21,6 +21,7 @@ use crate::drain::{Drain, Lease};
 use crate::generator::{Adapters, FleetView, Generator};
 use crate::links::picks::{Endpoints, Picked};
 use crate::metrics::{Metered, Metrics};
+use crate::pooled::refused;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{AdapterRef, Draft, Prompt, TokenRequest};
@@ -151,7 +152,7 @@ impl App {
         let (arrived, trace) = (clock::now(), trace::current());
         let bytes = prompt_bytes(&draft.prompt);
         let lease = self.drain.enter();
-        let limits = lease.and_then(|lease| Ok((lease, self.fleet.model_limits()?)));
+        let limits = lease.and_then(|lease| Ok((lease, self.generation_limits()?)));
         let from = clock::now();
         let (lease, limits) = match limits {
             Ok(limits) => limits,
@@ -172,8 +173,17 @@ impl App {
         }))
     }
 
+    /// Limits of a model that generates.
+    fn generation_limits(&self) -> Result<ModelLimits, Refusal> {
+        let limits = self.fleet.model_limits()?;
+        match limits.pools.then(|| self.fleet.pooled()).transpose()?.flatten() {
+            None => Ok(limits),
+            Some(pooled) => Err(refused::pools(&self.text.name(), &pooled)),
+        }
+    }
+
     /// Where the choices of a worker are recorded: if the client asks, or someone looks at the cluster.
-    fn receipts(&self) -> Option<Receipts> {
+    pub(crate) fn receipts(&self) -> Option<Receipts> {
         receipts::current().or_else(|| self.metrics.recent.is_watched().then(Receipts::default))
     }
 

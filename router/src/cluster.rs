@@ -19,6 +19,7 @@ use skein_choice::prefix_index::PrefixIndex;
 use skein_node::discovery::{Change, Member};
 use skein_node::{clock, random, task};
 use skein_proto::adapter::{AdapterId, AdapterRecord};
+use skein_proto::pooling::PooledModel;
 use skein_proto::totals::Total;
 use skein_proto::version::Version;
 use tokio::sync::mpsc;
@@ -228,6 +229,11 @@ impl FleetView for Cluster {
 
     fn model_limits(&self) -> Result<ModelLimits, Refusal> {
         Cluster::model_limits(self)
+    }
+
+    fn pooled(&self) -> Result<Option<Arc<PooledModel>>, Refusal> {
+        self.model_limits()?;
+        Ok(self.workers.with_fleet(|fleet| fleet.pooled()))
     }
 
     fn ready(&self) -> Result<(), Refusal> {

@@ -12,6 +12,7 @@ use skein_choice::fleet::capacity::Capacity;
 use skein_choice::fleet::{KnownAdapters, WorkerStatus};
 use skein_choice::limits::ModelLimits;
 use skein_proto::adapter::{AdapterId, AdapterRecord};
+use skein_proto::pooling::PooledModel;
 use skein_proto::totals::Total;
 use skein_proto::version::Version;
 
@@ -38,6 +39,9 @@ pub trait FleetView: Send + Sync + 'static {
     /// Limits that every ready worker accepts. While none is ready, the last known limits; an error if no
     /// worker was ever ready.
     fn model_limits(&self) -> Result<ModelLimits, Refusal>;
+    /// The model's vectors, if it computes these instead of tokens. While no worker is ready, as last known;
+    /// an error if no worker was ever ready.
+    fn pooled(&self) -> Result<Option<Arc<PooledModel>>, Refusal>;
     /// Fails if no worker would accept a request now.
     fn ready(&self) -> Result<(), Refusal>;
     /// Capacity as if it were one large worker; an error while no worker is ready.

@@ -24,6 +24,7 @@ use skein_proto::TokenId;
 use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::pooling::PooledModel;
 use skein_proto::totals::Total;
 use skein_proto::version::Version;
 use skein_text::model_text::{Facts, ModelText};
@@ -121,6 +122,9 @@ pub enum Say {
     Hang,
 }
 
+/// The vector of a request.
+pub type VectorOf = fn(&TokenRequest) -> Vec<f32>;
+
 /// Answers every request from the same script and records the requests.
 #[derive(Default)]
 pub struct Script {
@@ -140,6 +144,8 @@ pub struct Script {
     pub aborted: Arc<Mutex<Vec<u32>>>,
     /// The journey that each stream reports.
     pub journey: Journey,
+    /// If set, the model pools: what its vectors are, and the one of each request.
+    pub pooled: Option<(PooledModel, VectorOf)>,
 }
 
 impl Script {
@@ -155,9 +161,10 @@ impl Generator for Script {
             Some(refusal) => Err(refusal.clone()),
             None => {
                 self.open.fetch_add(1, Ordering::SeqCst);
-                let mut say: VecDeque<Say> = match &self.every_sample {
-                    Some(text) => every_sample(text, request.n),
-                    None => self.say.clone().into(),
+                let mut say: VecDeque<Say> = match (&self.every_sample, &self.pooled) {
+                    (_, Some((_, vector))) if self.say.is_empty() => pooled(vector(&request)),
+                    (Some(text), _) => every_sample(text, request.n),
+                    (None, _) => self.say.clone().into(),
                 };
                 complete(&mut say, &request);
                 let (open, aborted) = (self.open.clone(), self.aborted.clone());
@@ -188,15 +195,24 @@ impl FleetView for Script {
     fn model_limits(&self) -> Result<ModelLimits, Refusal> {
         match &self.not_ready {
             Some(refusal) => Err(refusal.clone()),
-            None => {
-                Ok(ModelLimits { max_model_len: MAX_MODEL_LEN, vocab_size: 256 + BYTES, max_num_seqs: 128 })
-            }
+            None => Ok(ModelLimits {
+                max_model_len: MAX_MODEL_LEN,
+                vocab_size: 256 + BYTES,
+                max_num_seqs: 128,
+                pools: self.pooled.is_some(),
+            }),
         }
+    }
+
+    fn pooled(&self) -> Result<Option<Arc<PooledModel>>, Refusal> {
+        let pooled = self.pooled.as_ref().map(|(model, _)| Arc::new(model.clone()));
+        self.not_ready.clone().map_or(Ok(pooled), Err)
     }
 
     fn capacity(&self) -> Result<Capacity, Refusal> {
         Ok(Capacity {
             limits: self.model_limits()?,
+            pooled: self.pooled()?.map(|model| (*model).clone()),
             grammar_fingerprint: 0,
             resume_exact: true,
             block_size: 16,
@@ -279,6 +295,11 @@ impl Adapters for Script {
 fn every_sample(text: &str, n: u32) -> VecDeque<Say> {
     let one = |index| [delta(index, text), finish(index, FinishReason::Stop(Some(1)))].map(Say::Delta);
     (0..n).flat_map(one).collect()
+}
+
+/// The one delta of a request for a vector.
+fn pooled(vector: Vec<f32>) -> VecDeque<Say> {
+    [Say::Delta(TokenDelta { pooled: vector, ..finish(0, FinishReason::Stop(None)) })].into()
 }
 
 /// Fills in positions, cached tokens and log-probabilities, as a worker would.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use skein_choice::fleet::NotReady;
+use skein_model::pooling::PoolingSpec;
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
 use skein_proto::sampling::SamplingParams;
@@ -34,10 +35,6 @@ pub struct Worker {
 }
 
 impl Worker {
-    async fn start(cost: StepCost) -> Self {
-        Self::start_as(Self::config(), cost).await
-    }
-
     pub fn config() -> WorkerConfig {
         WorkerConfig {
             backend: BackendKind::Fake,
@@ -51,10 +48,21 @@ impl Worker {
     }
 
     pub async fn start_as(config: WorkerConfig, cost: StepCost) -> Self {
-        let options = FakeOptions { vocab_size: VOCAB_SIZE, kv_blocks: 2048, cost, ..FakeOptions::default() };
+        Self::start_pooling(config, cost, None).await
+    }
+
+    async fn start_pooling(config: WorkerConfig, cost: StepCost, pooling: Option<PoolingSpec>) -> Self {
+        let reads_whole = pooling.as_ref().is_some_and(PoolingSpec::reads_whole);
+        let options = FakeOptions {
+            vocab_size: VOCAB_SIZE,
+            kv_blocks: 2048,
+            cost,
+            reads_whole,
+            ..FakeOptions::default()
+        };
         let load = move || {
             let loaded = LoadedBackend::fake(FakeBackend::new(options), VOCAB_SIZE, 4096);
-            Ok(LoadedBackend { eos_token_ids: vec![7], ..loaded })
+            Ok(LoadedBackend { eos_token_ids: vec![7], pooling, ..loaded })
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime starts");
@@ -69,7 +77,7 @@ impl Worker {
         Self { address, runtime: Some(runtime), shutdown: Some(shutdown) }
     }
 
-    fn kill(&mut self) {
+    pub fn kill(&mut self) {
         // Leak the sender: dropping it would shut the worker down gracefully.
         std::mem::forget(self.shutdown.take());
         if let Some(runtime) = self.runtime.take() {
@@ -85,19 +93,27 @@ impl Drop for Worker {
 }
 
 pub struct Scene {
-    workers: Vec<Worker>,
+    pub workers: Vec<Worker>,
     changes: mpsc::Sender<Change>,
     pub cluster: Cluster,
     cost: StepCost,
+    /// How the workers make vectors, if they do that instead of generating tokens.
+    pooling: Option<PoolingSpec>,
 }
 
 impl Scene {
     pub async fn new(workers: usize, cost: StepCost) -> Self {
+        Self::pooling(workers, cost, None).await
+    }
+
+    /// Workers that make vectors.
+    pub async fn pooling(workers: usize, cost: StepCost, pooling: Option<PoolingSpec>) -> Self {
         let (changes, receiver) = discovery::in_process();
         let cluster = Cluster::start(&router_config(), receiver, MODEL);
-        let mut scene = Self { workers: Vec::new(), changes, cluster, cost };
+        let mut scene = Self { workers: Vec::new(), changes, cluster, cost, pooling };
         for index in 0..workers {
-            scene.workers.push(Worker::start(cost).await);
+            let worker = scene.worker().await;
+            scene.workers.push(worker);
             scene.join(index).await;
         }
         scene.wait_for_ready(workers).await;
@@ -110,16 +126,20 @@ impl Scene {
         joined.expect("the cluster listens");
     }
 
-    async fn restart(&mut self, index: usize) {
-        self.workers[index] = Worker::start(self.cost).await;
+    async fn worker(&self) -> Worker {
+        Worker::start_pooling(Worker::config(), self.cost, self.pooling.clone()).await
+    }
+
+    pub async fn restart(&mut self, index: usize) {
+        self.workers[index] = self.worker().await;
         self.join(index).await;
     }
 
-    async fn wait_for_ready(&self, workers: usize) {
+    pub async fn wait_for_ready(&self, workers: usize) {
         wait_for_ready(&self.cluster, workers).await;
     }
 
-    fn spawn(&self, request: &TokenRequest) -> tokio::task::JoinHandle<Result<Outcome, Refusal>> {
+    pub fn spawn(&self, request: &TokenRequest) -> tokio::task::JoinHandle<Result<Outcome, Refusal>> {
         tokio::spawn(run(self.cluster.clone(), request.clone()))
     }
 }

@@ -3,6 +3,7 @@
 mod every_position;
 mod fake_workers;
 mod guarded;
+mod pooling;
 mod slow_readers;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,6 +57,8 @@ type Sample = (Vec<TokenId>, Vec<TokenLogprobs>, Option<FinishReason>);
 struct Answer {
     samples: Vec<Sample>,
     prompt_logprobs: Vec<TokenLogprobs>,
+    /// The vector of a pooled request.
+    pooled: Vec<f32>,
 }
 
 impl Answer {
@@ -73,5 +76,6 @@ impl Answer {
         logprobs.extend(delta.logprobs);
         *finish = delta.finish;
         self.prompt_logprobs.extend(delta.prompt_logprobs);
+        self.pooled.extend(delta.pooled);
     }
 }

@@ -12,14 +12,33 @@ const MAX_ADDED_BYTES: usize = 256 * 1024;
 /// Most pieces of a post-processor's template, and most post-processors.
 const MAX_PIECES: usize = 16;
 
+/// Most characters of a word that WordPiece searches; it takes their square.
+const MAX_WORD_CHARS: u64 = 200;
+
 /// Whether every step of `file` is one of public models' whose cost is known.
 pub fn are_known(file: &TokenizerFile) -> bool {
-    let pre_tokenizer = file.member("pre_tokenizer");
-    matches!(file.model, ModelFile::Bpe(_))
-        && is_known_normalizer(file.member("normalizer"))
-        && (pre_tokenizer.is_null() || Rule::from_json(pre_tokenizer).is_some())
+    let (pre_tokenizer, normalizer) = (file.member("pre_tokenizer"), file.member("normalizer"));
+    let is_known_before = match &file.model {
+        ModelFile::Bpe(_) => {
+            is_known_normalizer(normalizer)
+                && (pre_tokenizer.is_null() || Rule::from_json(pre_tokenizer).is_some())
+        }
+        // BERT's.
+        ModelFile::Other(model, _) => {
+            is_word_piece(model)
+                && (normalizer.is_null() || normalizer["type"] == "BertNormalizer")
+                && pre_tokenizer["type"] == "BertPreTokenizer"
+        }
+    };
+    is_known_before
         && is_known_post_processor(file.member("post_processor"))
         && are_known_added_tokens(file.member("added_tokens"))
+}
+
+fn is_word_piece(model: &Value) -> bool {
+    // The library's default.
+    let most = model["max_input_chars_per_word"].as_u64().unwrap_or(100);
+    model["type"] == "WordPiece" && most <= MAX_WORD_CHARS
 }
 
 /// Tokens that are found as they are. To strip white space around one, the library searches the whole text
@@ -43,7 +62,7 @@ pub(super) fn is_known_post_processor(processor: &Value) -> bool {
     let list = |name: &str| processor[name].as_array().filter(|list| list.len() <= MAX_PIECES);
     match processor["type"].as_str() {
         None => processor.is_null(),
-        Some("ByteLevel") => true,
+        Some("ByteLevel" | "BertProcessing" | "RobertaProcessing") => true,
         Some("TemplateProcessing") => list("single").is_some_and(|pieces| {
             let texts = pieces.iter().filter(|piece| !piece["Sequence"].is_null());
             let is_text = |piece: &Value| piece["Sequence"]["id"] == "A";
@@ -118,5 +137,18 @@ mod tests {
                 json!({"type": "Unigram", "unk_id": 0, "vocab": [["a", -1.0]], "byte_fallback": false}),
             ),
         );
+        let of_bert = |most: u64| {
+            move |tree: &mut Value| {
+                tree["model"] = json!({"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"[UNK]": 0},
+                    "continuing_subword_prefix": "##", "max_input_chars_per_word": most});
+                tree["normalizer"] = json!({"type": "BertNormalizer", "lowercase": true, "clean_text": true,
+                    "handle_chinese_chars": true, "strip_accents": null});
+                tree["pre_tokenizer"] = json!({"type": "BertPreTokenizer"});
+                tree["post_processor"] =
+                    json!({"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]});
+            }
+        };
+        check(true, &of_bert(100));
+        check(false, &of_bert(1_000_000));
     }
 }

@@ -17,6 +17,8 @@ pub use super::generation_defaults::GenerationDefaults;
 use super::lost_messages::render_all;
 use super::messages::prepare;
 use super::named_templates::NamedTemplates;
+use super::pair_form::PairForm;
+use super::pooled_text::PooledText;
 use super::render_process::{RenderProcesses, Rendering};
 use super::shown_calls::with_calls_as_text;
 use super::sources::TextSources;
@@ -55,6 +57,10 @@ pub struct ModelText {
     pub render_processes: Option<RenderProcesses>,
     /// Size and type, for display.
     pub facts: Facts,
+    /// What the directory says of texts that become vectors.
+    pub pooled: PooledText,
+    /// How pairs of texts become prompts.
+    pub pair_form: PairForm,
     /// Fingerprint of tokenizer and chat template; 0 = unknown.
     pub fingerprint: u64,
     /// Fingerprint of tokenizer.json that workers of this model must have; 0 = any.
@@ -104,12 +110,14 @@ impl ModelText {
             names => names.iter().map(|name| Arc::from(name.as_str())).collect(),
         };
         let generation = sources.generation(directory)?;
+        let pooled = PooledText::read(directory, &files.config)?;
         let fingerprint = files.fingerprint();
         // A GGUF file's tokenizer need not equal, byte for byte, the tokenizer.json of the original model.
         let is_workers = sources.tokenizer.is_none() && !is_gguf(directory);
         let workers_tokenizer = if is_workers { tokenizer_fingerprint(files.identity()) } else { 0 };
         let mut text = Self::from_files(served_names, files, &generation)?;
         (text.fingerprint, text.workers_tokenizer) = (fingerprint, workers_tokenizer);
+        text.pooled = pooled;
         text.defaults.sampling.seed = sources.seed;
         text.template_kwargs = sources.template_kwargs.clone();
         text.json_form = sources.json_form;
@@ -173,6 +181,7 @@ impl ModelText {
         let formats = chat_template.as_ref().map(|template| {
             Formats::of_template(template.source()).or_of_vocabulary(template.source(), is_token)
         });
+        let pair_form = PairForm::of(&tokenizer, chat_template.as_ref());
         let mut text = Self {
             served_names,
             tokenizer,
@@ -183,6 +192,8 @@ impl ModelText {
             json_form: JsonForm::default(),
             render_processes: None,
             facts: Facts::default(),
+            pooled: PooledText::default(),
+            pair_form,
             fingerprint: 0,
             workers_tokenizer: 0,
             formats: Formats::default(),
@@ -196,6 +207,11 @@ impl ModelText {
     /// Served name used in answers.
     pub fn name(&self) -> Arc<str> {
         self.served_names.first().cloned().unwrap_or_else(|| Arc::from("model"))
+    }
+
+    /// Refuses a text that has far more than `most_tokens`.
+    pub fn check_length(&self, text: &str, most_tokens: u32) -> Result<(), TextRefused> {
+        refuse_far_too_long(&self.tokenizer, text, most_tokens, "prompt")
     }
 
     /// Token ids of a text; see [`Tokenizer::encode`]. Texts far above `most_tokens` are refused early.

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use skein_proto::TokenId;
-use tokenizers::{AddedToken, PostProcessor};
+use tokenizers::{AddedToken, PostProcessor, PostProcessorWrapper};
 
 use super::bounded_tokenizer::{BoundedTokenizer, encode};
 use super::control::ControlTokens;
@@ -186,6 +186,16 @@ impl Tokenizer {
         self.kept.counts()
     }
 
+    /// The library's tokenizer.
+    pub(super) fn library(&self) -> &BoundedTokenizer {
+        &self.inner
+    }
+
+    /// The step that adds tokens around a text; `None` = nothing does.
+    pub(super) fn post_processor(&self) -> Option<&PostProcessorWrapper> {
+        self.inner.get_post_processor()
+    }
+
     pub(super) fn encode_by_library(
         &self,
         text: &str,
@@ -246,6 +256,11 @@ impl Tokenizer {
     /// The bytes of each token within a text.
     pub fn bytes(&self) -> &Arc<TokenBytes> {
         &self.bytes
+    }
+
+    /// The id of an added token or of one of the vocabulary.
+    pub fn id(&self, token: &str) -> Option<TokenId> {
+        self.inner.token_to_id(token)
     }
 
     /// The id of a token, as the library has it.

@@ -30,6 +30,7 @@ fn facts() -> ModelFacts {
         grammar_fingerprint: 0,
         tokenizer_fingerprint: 0,
         serving_since_ms: 0,
+        pooled: None,
     };
     ModelFacts { name: Arc::from("model"), info, eos_token_ids: vec![2] }
 }

@@ -114,11 +114,11 @@ impl Scored {
     /// # Errors
     /// If it cannot be served like that on the CPU.
     pub fn load(dir: &Path, precision: Precision, size: ScoredSize) -> Result<Self, WorkerError> {
-        let spec = ModelConfig::from_dir(dir)?.spec;
+        let spec = scorable(dir)?;
         let weights = Weights::open(dir)?;
         let embedding = tensors::embedding(&spec).find(&weights)?;
         let quantised = stored_form(&spec, &weights)?;
-        let numbers = precision::on_cpu(precision, embedding.storage(), quantised)?;
+        let numbers = precision::on_cpu(precision, embedding.storage(), quantised, false)?;
         Ok(load(dir, &spec, numbers, size)?)
     }
 
@@ -128,7 +128,16 @@ impl Scored {
     /// # Errors
     /// If it cannot be loaded.
     pub fn exact(dir: &Path, size: ScoredSize) -> Result<Self, LoadError> {
-        load(dir, &ModelConfig::from_dir(dir)?.spec, NumberTypes::EXACT, size)
+        load(dir, &scorable(dir)?, NumberTypes::EXACT, size)
+    }
+}
+
+/// The spec of the model in `dir`, which generates tokens.
+fn scorable(dir: &Path) -> Result<Spec, LoadError> {
+    let model = ModelConfig::from_dir(dir)?;
+    match model.pooling {
+        None => Ok(model.spec),
+        Some(_) => Err(LoadError::Pools { dir: dir.to_owned() }),
     }
 }
 

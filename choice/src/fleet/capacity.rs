@@ -1,6 +1,7 @@
 //! Total capacity of all ready workers, for gateways in front of several routers. Pure.
 
 use skein_proto::info::WorkerInfo;
+use skein_proto::pooling::PooledModel;
 
 use super::WorkerStatus;
 use crate::limits::ModelLimits;
@@ -10,6 +11,8 @@ use crate::limits::ModelLimits;
 pub struct Capacity {
     /// Limits that every ready worker accepts.
     pub limits: ModelLimits,
+    /// The model's vectors, if it computes these instead of tokens.
+    pub pooled: Option<PooledModel>,
     /// Fingerprint of the grammars if equal on all workers; otherwise 0.
     pub grammar_fingerprint: u64,
     /// Whether every worker resumes requests bit for bit.
@@ -45,6 +48,7 @@ impl Capacity {
         let load = &worker.load;
         Self {
             limits: ModelLimits::of(info),
+            pooled: info.pooled.clone(),
             grammar_fingerprint: info.grammar_fingerprint,
             resume_exact: info.resume_exact,
             block_size: info.block_size,
@@ -62,6 +66,7 @@ impl Capacity {
     fn with(self, other: Self) -> Self {
         Self {
             limits: self.limits.and(other.limits),
+            pooled: self.pooled.or(other.pooled),
             grammar_fingerprint: if self.grammar_fingerprint == other.grammar_fingerprint {
                 self.grammar_fingerprint
             } else {
@@ -106,6 +111,7 @@ mod tests {
             grammar_fingerprint: 9,
             tokenizer_fingerprint: 0,
             serving_since_ms: 0,
+            pooled: None,
         };
         let load = CurrentLoad {
             queued_uncached_tokens: 5,

@@ -28,6 +28,7 @@ use rand::Rng;
 use skein_node::clock::Timestamp;
 use skein_node::discovery::{Change, Member};
 use skein_proto::info::WorkerInfo;
+use skein_proto::pooling::PooledModel;
 use skein_proto::runs::RunStored;
 use skein_proto::stream_key::StreamKey;
 use skein_proto::version::Version;
@@ -91,6 +92,8 @@ pub struct Fleet {
     adapters: FleetAdapters,
     /// Limits of the last ready workers.
     known_limits: Option<ModelLimits>,
+    /// Vectors of the model, by the worker that connected last.
+    pooled: Option<Arc<PooledModel>>,
     ticked_at: Option<Timestamp>,
     next_id: u32,
 }
@@ -124,6 +127,7 @@ impl Fleet {
             streams,
             adapters: FleetAdapters::default(),
             known_limits: None,
+            pooled: None,
             ticked_at: None,
             next_id: 0,
         }
@@ -389,6 +393,11 @@ impl Fleet {
         self.workers.get(&id).map(|worker| worker.name.clone())
     }
 
+    /// The model's vectors, if it computes these instead of tokens.
+    pub fn pooled(&self) -> Option<Arc<PooledModel>> {
+        self.pooled.clone()
+    }
+
     /// Limits that every ready worker accepts. While none is ready, the last known limits; `None` if no
     /// worker was ever ready.
     pub fn limits(&self, now: Timestamp) -> Option<ModelLimits> {
@@ -536,12 +545,14 @@ impl Fleet {
         }
         let version = info.model_version();
         let has_other_grammars = self.model.has_other_grammars(&info);
+        let pooled = info.pooled.clone();
         worker.connected(now, info, &self.model);
         let name = worker.member.id.clone();
         if let Some(mismatch) = worker.mismatch() {
             actions.push(Action::Log(Notice::NotUsed(name, mismatch)));
             return actions;
         }
+        self.pooled = pooled.map(Arc::new);
         if has_other_grammars {
             actions.push(Action::Log(Notice::OtherGrammars(name.clone())));
         }

@@ -6,6 +6,7 @@ use skein_node::discovery::Member;
 use skein_proto::TokenId;
 use skein_proto::block_hash::{self, BlockHash};
 use skein_proto::load::{Load, LoadReport};
+use skein_proto::pooling::{PooledKind, PooledModel};
 use skein_proto::runs::{CacheChange, RunStored};
 
 use super::*;
@@ -35,6 +36,7 @@ fn info(epoch: u64) -> WorkerInfo {
         grammar_fingerprint: 9,
         tokenizer_fingerprint: 5,
         serving_since_ms: 1,
+        pooled: None,
     }
 }
 
@@ -138,7 +140,7 @@ fn a_worker_is_ready_from_its_first_report_on() {
     assert!(scene.is_ready(0, 0));
     assert_eq!(
         scene.fleet.limits(at(0)),
-        Some(ModelLimits { max_model_len: 1000, vocab_size: 500, max_num_seqs: 8 })
+        Some(ModelLimits { max_model_len: 1000, vocab_size: 500, max_num_seqs: 8, pools: false })
     );
 
     assert_eq!(scene.fleet.handle(at(0), Event::Lost(id)), []);
@@ -823,4 +825,24 @@ fn a_full_worker_is_not_asked_again_before_a_seat_comes_free() {
     assert!(scene.fleet.ended(running));
     assert_eq!(place(&mut scene, 6).expect("a free seat").at.worker, scene.ids[full]);
     assert!(!scene.fleet.is_full(at(1100), Version::UNKNOWN));
+}
+
+#[test]
+fn a_long_prompt_that_is_read_in_one_step_is_no_wedge() {
+    let stuck_after = |pooled: Option<PooledModel>, seconds: u64| {
+        let mut scene = Scene::new(1);
+        let info = WorkerInfo { max_model_len: 1000, max_num_batched_tokens: 64, pooled, ..info(1) };
+        let worker = scene.ids[0];
+        scene.fleet.handle(at(0), Event::Connected(worker, info));
+        let placement = WorkerPlacement { at: first(worker), sequence: 1 };
+        // 100 tokens a second: a whole prompt takes ten seconds.
+        for second in 0..=seconds {
+            scene.watch(second * 1000, 0, 1, load(1, rated_at(100.0, 2, 4)));
+        }
+        scene.fleet.is_stuck(at(seconds * 1000), placement, at(0))
+    };
+    let kind = PooledKind::Embedding { is_normalised: true };
+    let pooled = Some(PooledModel { width: 4, kind, labels: Vec::new() });
+    assert_eq!([6, 39, 41].map(|seconds| stuck_after(pooled.clone(), seconds)), [false, false, true]);
+    assert!(stuck_after(None, 6), "a step of 64 tokens is long over");
 }

@@ -439,7 +439,7 @@ impl Worker {
             return limit;
         }
         let rate = f64::from(self.ledger.last_report().load.prefill_tokens_per_second);
-        let budget = self.info.as_ref().map_or(0, |info| info.max_num_batched_tokens);
+        let budget = self.info.as_ref().map_or(0, largest_step);
         if rate > 0.0 {
             let step = Duration::try_from_secs_f64(f64::from(budget) / rate).unwrap_or(UNMEASURED_WEDGE);
             step.min(UNMEASURED_WEDGE).mul_f64(WEDGED_AFTER_STEPS).clamp(SHORTEST_WEDGE, UNMEASURED_WEDGE)
@@ -447,4 +447,10 @@ impl Worker {
             UNMEASURED_WEDGE
         }
     }
+}
+
+/// Most tokens of a step. Where a model makes vectors, all tokens of a prompt may have to be in one.
+fn largest_step(info: &WorkerInfo) -> u32 {
+    let whole = info.pooled.as_ref().map_or(0, |_| info.max_model_len);
+    info.max_num_batched_tokens.max(whole)
 }

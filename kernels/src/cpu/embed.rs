@@ -1,4 +1,4 @@
-//! Looks tokens up in the embedding table.
+//! Looks tokens up in the embedding table, and adds rows of other tables.
 
 use super::disjoint::DisjointMut;
 use super::matrix::WeightMatrix;
@@ -44,10 +44,38 @@ pub fn embed_part(
     });
 }
 
+/// Adds to each row of `x` `[rows, width]` a row of `table` `[any, width]`, of the number that `index` gives.
+///
+/// # Panics
+/// If the table has no such row, or the shapes disagree.
+pub fn add_rows(
+    cpu: &mut Cpu,
+    table: &[f32],
+    width: usize,
+    index: impl Fn(usize) -> usize + Sync,
+    x: &mut [f32],
+) {
+    assert!(x.len().is_multiple_of(width), "x is [rows, width]");
+    let (rows, x) = (x.len() / width, DisjointMut::new(x));
+    for_each_row_of(cpu, rows, width, |row, _| {
+        // SAFETY: each row is in one task.
+        let x = unsafe { x.part(row * width, width) };
+        let added = &table[index(row) * width..][..width];
+        x.iter_mut().zip(added).for_each(|(x, added)| *x += added);
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cpu::matrix::Storage;
+
+    #[test]
+    fn a_row_of_the_table_is_added_to_each_row() {
+        let (table, mut x) = ([1.0, 2.0, 10.0, 20.0], [0.5; 6]);
+        add_rows(&mut Cpu::new(2), &table, 2, |row| row % 2, &mut x);
+        assert_eq!(x, [1.5, 2.5, 10.5, 20.5, 1.5, 2.5]);
+    }
 
     #[test]
     fn tokens_become_their_rows() {

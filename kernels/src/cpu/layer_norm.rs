@@ -1,9 +1,10 @@
 //! Layer normalisation (Ba et al. 2016): subtracts a row's mean before scaling.
 
-use super::Cpu;
+use super::disjoint::DisjointMut;
 use super::input::{Encoding, Input};
 use super::norm::load_up_to;
 use super::simd::{Kernel, LANES, Simd};
+use super::{Cpu, for_each_row};
 
 /// Parameters of a layer normalisation.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +30,21 @@ pub fn layer_norm_into(cpu: &mut Cpu, x: &[f32], norm: LayerNorm<'_>, encoding: 
     });
 }
 
+/// [`layer_norm_into`] in place.
+///
+/// # Panics
+/// If `x` is not `[rows, width]`, or the bias has a different width.
+pub fn layer_norm(cpu: &mut Cpu, x: &mut [f32], norm: LayerNorm<'_>) {
+    let (width, isa) = (norm.weight.len(), cpu.isa);
+    assert!(x.len().is_multiple_of(width), "x is [rows, width]");
+    assert!(norm.bias.is_none_or(|bias| bias.len() == width), "a bias for each weight");
+    let (rows, x) = (x.len() / width, DisjointMut::new(x));
+    for_each_row(cpu, rows, |row| {
+        // SAFETY: each row is in one task.
+        isa.run(InPlace { x: unsafe { x.part(row * width, width) }, norm });
+    });
+}
+
 struct Row<'a> {
     x: &'a [f32],
     norm: LayerNorm<'a>,
@@ -40,17 +56,43 @@ impl Kernel for Row<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { x, norm: LayerNorm { weight, bias, eps }, out } = self;
+        let Self { x, norm, out } = self;
         let mean = sum(s, x) / x.len() as f32;
         for (out, x) in out.iter_mut().zip(x) {
             *out = x - mean;
         }
-        let scale = 1.0 / (sum_of_squares(s, out) / x.len() as f32 + eps).sqrt();
+        norm.scale(s, out);
+    }
+}
+
+struct InPlace<'a> {
+    x: &'a mut [f32],
+    norm: LayerNorm<'a>,
+}
+
+impl Kernel for InPlace<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { x, norm } = self;
+        let mean = sum(s, x) / x.len() as f32;
+        x.iter_mut().for_each(|x| *x -= mean);
+        norm.scale(s, x);
+    }
+}
+
+impl LayerNorm<'_> {
+    /// Divides a row of mean 0 by its deviation, and applies weights and biases.
+    #[inline(always)]
+    fn scale<S: Simd>(self, s: S, row: &mut [f32]) {
+        let Self { weight, bias, eps } = self;
+        let scale = 1.0 / (sum_of_squares(s, row) / row.len() as f32 + eps).sqrt();
         match bias {
-            None => out.iter_mut().zip(weight).for_each(|(out, weight)| *out = *out * scale * weight),
+            None => row.iter_mut().zip(weight).for_each(|(x, weight)| *x = *x * scale * weight),
             Some(bias) => {
-                for ((out, weight), bias) in out.iter_mut().zip(weight).zip(bias) {
-                    *out = *out * scale * weight + bias;
+                for ((x, weight), bias) in row.iter_mut().zip(weight).zip(bias) {
+                    *x = *x * scale * weight + bias;
                 }
             }
         }
@@ -103,6 +145,10 @@ mod tests {
                     for (row, got) in x.chunks(width).zip(got.chunks(stride)) {
                         check(row, norm, got);
                     }
+                    let mut in_place = x.clone();
+                    layer_norm(&mut Cpu::with_isa(threads, isa), &mut in_place, norm);
+                    let rows = in_place.chunks(width).zip(got.chunks(stride));
+                    assert!(rows.into_iter().all(|(in_place, got)| in_place == &got[..width]));
                     let bits: Vec<u32> = got.iter().map(|value| value.to_bits()).collect();
                     assert!(first.is_empty() || first == bits, "{threads} threads on {}", isa.name());
                     first = bits;

@@ -2,7 +2,7 @@
 
 use super::disjoint::DisjointMut;
 use super::input::{Encoding, Input};
-use super::math::exp;
+use super::math::{erf, exp};
 use super::rows::Rows;
 use super::simd::{Kernel, Simd};
 use super::{Cpu, for_each_row};
@@ -67,6 +67,30 @@ impl Activation for GeluTanh {
     fn of(self, x: f32) -> f32 {
         const TWICE_SQRT_2_PER_PI: f32 = 1.595_769;
         swish(x, (x * x * x).mul_add(0.044_715, x) * TWICE_SQRT_2_PER_PI)
+    }
+}
+
+/// The function of [`Gate::Gelu`].
+#[derive(Clone, Copy)]
+pub(super) struct Gelu;
+
+impl Activation for Gelu {
+    #[inline(always)]
+    fn of(self, x: f32) -> f32 {
+        let half = 0.5 * x;
+        erf(x * std::f32::consts::FRAC_1_SQRT_2).mul_add(half, half)
+    }
+}
+
+/// The function of [`Gate::Relu`].
+#[derive(Clone, Copy)]
+pub(super) struct Relu;
+
+impl Activation for Relu {
+    #[inline(always)]
+    fn of(self, x: f32) -> f32 {
+        // A comparison keeps NaN, unlike `max`.
+        if x < 0.0 { 0.0 } else { x }
     }
 }
 
@@ -141,6 +165,42 @@ pub fn activate_into(
     });
 }
 
+/// Replaces the values of `x` by their activations.
+pub fn activate(cpu: &Cpu, activation: Gate, x: &mut [f32]) {
+    cpu.isa.run(InPlace { activation, x });
+}
+
+struct InPlace<'a> {
+    activation: Gate,
+    x: &'a mut [f32],
+}
+
+impl Kernel for InPlace<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { activation, x } = self;
+        match activation {
+            Gate::Silu => activate_in_place(Silu, x),
+            Gate::GeluTanh => activate_in_place(GeluTanh, x),
+            Gate::Gelu => activate_in_place(Gelu, x),
+            Gate::Relu => activate_in_place(Relu, x),
+            Gate::Clamped { alpha, limit } => activate_in_place(Clamped { alpha, limit }, x),
+            Gate::SquaredRelu => activate_in_place(SquaredRelu, x),
+        }
+    }
+}
+
+/// Replaces `x` by `activation(x)`.
+#[inline(always)]
+fn activate_in_place<F: Activation>(f: F, x: &mut [f32]) {
+    for value in x {
+        let (x, up) = f.inputs(*value, 1.0);
+        *value = f.of(x) * up;
+    }
+}
+
 struct Ungated<'a> {
     activation: Gate,
     x: &'a [f32],
@@ -153,17 +213,19 @@ impl Kernel for Ungated<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         match self.activation {
-            Gate::Silu => activate(Silu, self.x, self.out),
-            Gate::GeluTanh => activate(GeluTanh, self.x, self.out),
-            Gate::Clamped { alpha, limit } => activate(Clamped { alpha, limit }, self.x, self.out),
-            Gate::SquaredRelu => activate(SquaredRelu, self.x, self.out),
+            Gate::Silu => set(Silu, self.x, self.out),
+            Gate::GeluTanh => set(GeluTanh, self.x, self.out),
+            Gate::Gelu => set(Gelu, self.x, self.out),
+            Gate::Relu => set(Relu, self.x, self.out),
+            Gate::Clamped { alpha, limit } => set(Clamped { alpha, limit }, self.x, self.out),
+            Gate::SquaredRelu => set(SquaredRelu, self.x, self.out),
         }
     }
 }
 
 /// Sets `out` to `activation(x)`.
 #[inline(always)]
-fn activate<F: Activation>(f: F, x: &[f32], out: &mut [f32]) {
+fn set<F: Activation>(f: F, x: &[f32], out: &mut [f32]) {
     for (out, x) in out.iter_mut().zip(x) {
         let (x, up) = f.inputs(*x, 1.0);
         *out = f.of(x) * up;
@@ -186,6 +248,8 @@ impl Kernel for Row<'_> {
         match self.activation {
             Gate::Silu => gate_in_place(Silu, self.out, self.up),
             Gate::GeluTanh => gate_in_place(GeluTanh, self.out, self.up),
+            Gate::Gelu => gate_in_place(Gelu, self.out, self.up),
+            Gate::Relu => gate_in_place(Relu, self.out, self.up),
             Gate::Clamped { alpha, limit } => gate_in_place(Clamped { alpha, limit }, self.out, self.up),
             Gate::SquaredRelu => gate_in_place(SquaredRelu, self.out, self.up),
         }
@@ -247,6 +311,30 @@ mod tests {
         let mut got = [f32::NAN, -1.0, 3.0];
         gate_in_place(SquaredRelu, &mut got, &[1.0; 3]);
         assert!(got[0].is_nan() && got[1..] == [0.0, 9.0], "{got:?}");
+    }
+
+    #[test]
+    fn relu_and_gelu_by_erf_agree_with_f64_on_every_instruction_set_and_keep_nan() {
+        check(Gate::Relu, 1e-6, |x| x.max(0.0));
+        let x: Vec<f32> = (-6000..6000).map(|i| i as f32 * 1e-3).collect();
+        let mut first = Vec::new();
+        for isa in Isa::available() {
+            let mut got = Input::default();
+            activate_into(&mut Cpu::with_isa(2, isa), Gate::Gelu, &x, 100, Encoding::F32, &mut got);
+            let Rows { values, stride } = got.values();
+            let got: Vec<f32> = values.chunks(stride).flat_map(|row| &row[..100]).copied().collect();
+            for (x, got) in x.iter().zip(&got) {
+                let exact = 0.5 * f64::from(*x) * (1.0 + libm::erf(f64::from(*x) / 2f64.sqrt()));
+                let off = (f64::from(*got) - exact).abs();
+                assert!(off < 2e-7 * f64::from(x.abs()).max(1.0), "gelu({x}) is {off} off");
+            }
+            assert!(first.is_empty() || first == got, "{}", isa.name());
+            first = got;
+        }
+        let mut got = [f32::NAN; 2];
+        gate_in_place(Gelu, &mut got[..1], &[1.0]);
+        gate_in_place(Relu, &mut got[1..], &[1.0]);
+        assert!(got.iter().all(|value| value.is_nan()));
     }
 
     #[test]

@@ -51,6 +51,13 @@ impl ModelFile {
         self.0.tokenizer_digest()
     }
 
+    /// How it makes a vector of a prompt, as a number of llama.cpp's `llama_pooling_type`; `None` if it does
+    /// not.
+    pub fn pooling_type(&self) -> Option<u64> {
+        let architecture = self.0.get("general.architecture").and_then(skein_gguf::Value::as_str)?;
+        self.0.get(&format!("{architecture}.pooling_type"))?.as_u64().filter(|kind| *kind != 0)
+    }
+
     /// Adapts a spec of [`ModelFile::config`] to the file's tensors.
     pub fn adapt(&self, spec: &mut Spec) {
         let architecture = self.0.get("general.architecture").and_then(skein_gguf::Value::as_str);
@@ -97,6 +104,9 @@ impl ModelFile {
 fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Embedding => &["token_embd"],
+        Role::Positions => &["position_embd"],
+        Role::TokenTypes => &["token_types"],
+        Role::EmbeddingNorm => &["token_embd_norm"],
         Role::AttentionNorm => &["attn_norm"],
         Role::Query | Role::QueryGate => &["attn_q"],
         Role::Key => &["attn_k"],
@@ -111,7 +121,7 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::HeadValue => &["attn_v_b", "attn_kv_b"],
         Role::Sinks => &["attn_sinks"],
         Role::AttentionOutput => &["attn_output"],
-        Role::AttentionOutputNorm => &["post_attention_norm"],
+        Role::AttentionOutputNorm => &["post_attention_norm", "attn_output_norm"],
         // Old files have all in one tensor.
         Role::StateInputGate => &["shortconv.in_proj"],
         Role::StateQuery => &["attn_qkv", "ssm_in", "attn_q"],
@@ -149,7 +159,7 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::SharedUp => &["ffn_up_shexp", "ffn_up"],
         Role::SharedDown => &["ffn_down_shexp", "ffn_down"],
         Role::SharedRouter => &["ffn_gate_inp_shexp"],
-        Role::FeedForwardOutputNorm => &["post_ffw_norm"],
+        Role::FeedForwardOutputNorm => &["post_ffw_norm", "layer_output_norm"],
         Role::LayerEmbedding => &["per_layer_token_embd"],
         Role::LayerInput => &["per_layer_model_proj"],
         Role::LayerInputNorm => &["per_layer_proj_norm"],

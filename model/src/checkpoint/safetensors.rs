@@ -14,6 +14,7 @@ use super::quantised::{Raw, Scheme};
 
 use crate::LoadError;
 use crate::fields::read_object;
+use crate::sentence_modules::Modules;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -24,6 +25,8 @@ const SAMPLE_BYTES: usize = 64;
 const LAYERS: &str = "layers.";
 /// End of the name of a tensor that old versions of transformers stored beside what it follows from.
 const FREQUENCIES: &str = "rotary_emb.inv_freq";
+/// Prefixes of the tensors of encoders.
+const ENCODERS: [&str; 5] = ["", "bert.", "roberta.", "new.", "gte."];
 /// Most shards of a model.
 const MAX_FILES: usize = 10_000;
 
@@ -39,6 +42,8 @@ pub struct Weights {
 
 struct WeightFile {
     path: PathBuf,
+    /// What comes before the names of its tensors among the model's: the path of a module.
+    prefix: String,
     map: Arc<MappedFile>,
     header: Metadata,
     /// Offset of the tensor data.
@@ -60,6 +65,7 @@ impl Weights {
         } else {
             weights.open_shards(&dir.join(INDEX))?;
         }
+        weights.open_modules()?;
         Ok(weights)
     }
 
@@ -102,6 +108,22 @@ impl Weights {
         Ok(())
     }
 
+    /// Maps the weights of sentence-transformers' modules, whose tensors are called `path/name`.
+    fn open_modules(&mut self) -> Result<(), LoadError> {
+        let modules = Modules::read(&self.dir)?;
+        for module in modules.iter().flat_map(Modules::with_weights) {
+            let path = self.dir.join(&module.path).join(SINGLE);
+            if !path.exists() {
+                continue; // a tensor that is needed is missed by name
+            }
+            let file = WeightFile { prefix: format!("{}/", module.path), ..WeightFile::open(path)? };
+            let names = file.header.offset_keys().into_iter().map(|name| format!("{}{name}", file.prefix));
+            self.places.extend(names.map(|name| (name, self.files.len())));
+            self.files.push(file);
+        }
+        Ok(())
+    }
+
     /// Asks the system to read all files ahead; does not wait.
     pub fn will_need(&self) {
         self.files.iter().for_each(|file| file.map.will_need());
@@ -128,7 +150,7 @@ impl Weights {
         places.sort_unstable();
         for (name, &file) in places {
             let file = &self.files[file];
-            let Some(info) = file.header.info(name) else { continue };
+            let Some(info) = file.info(name) else { continue };
             take(format!("{name} {:?} {:?}", info.dtype, info.shape).as_bytes());
             let (start, end) = info.data_offsets;
             let tensor = &file.map[file.data + start..file.data + end];
@@ -217,7 +239,7 @@ impl Weights {
     fn place(&self, name: &str) -> Option<(&WeightFile, &TensorInfo)> {
         let (name, file) = self.find(name)?;
         let file = &self.files[file];
-        Some((file, file.header.info(name)?))
+        Some((file, file.info(name)?))
     }
 
     /// Name in the files of the tensor `name`.
@@ -227,7 +249,8 @@ impl Weights {
 
     /// Name in the files and file index of a tensor. Some files omit the prefix `model.` or have another; in
     /// models that also take images, the language model has a further prefix, and transformers saves Kimi
-    /// K2.5's layers as blocks (findings/transformers-kimi-k25-blocks.sh).
+    /// K2.5's layers as blocks (findings/transformers-kimi-k25-blocks.sh). Encoders have the prefix of their
+    /// family, or none, and most number their layers as `encoder.layer`.
     fn find(&self, name: &str) -> Option<(&str, usize)> {
         let find = |name: &str| self.places.get_key_value(name).map(|(name, file)| (name.as_str(), *file));
         let short = name.strip_prefix("model.").unwrap_or(name);
@@ -238,6 +261,11 @@ impl Weights {
             .or_else(|| find(&format!("model.language_model.{short}")))
             .or_else(|| find(&format!("model.text_model.{short}")))
             .or_else(|| find(&format!("backbone.{short}")))
+            .or_else(|| {
+                let of_encoder = short.replacen(LAYERS, "encoder.layer.", 1);
+                let names = [short, &of_encoder].map(|name| ENCODERS.map(|prefix| format!("{prefix}{name}")));
+                names.iter().flatten().find_map(|name| find(name))
+            })
     }
 }
 
@@ -251,13 +279,19 @@ impl WeightFile {
         // types and lengths agree.
         match SafeTensors::read_metadata(&map) {
             Ok((header_bytes, header)) => {
-                Ok(Self { path, data: size_of::<u64>() + header_bytes, map, header })
+                let data = size_of::<u64>() + header_bytes;
+                Ok(Self { path, prefix: String::new(), data, map, header })
             }
             Err(error) => {
                 let reason = format!("{error} (the file has {} bytes)", map.len());
                 Err(LoadError::Damaged { path, reason })
             }
         }
+    }
+
+    /// Entry of a tensor of the model that is in this file.
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.header.info(name.strip_prefix(&self.prefix)?)
     }
 
     /// Bytes of a range of a tensor's rows, if type, shape and range are supported.

@@ -68,9 +68,12 @@ pub(super) fn decoder_of(fields: &Fields<'_>, defaults: Defaults, layers: usize)
         is_gated: true,
         inner_size: fields.size("intermediate_size", 1 << 20, None)?,
         has_bias: false,
+        has_output_bias: false,
+        is_up_first: false,
         experts: None,
     };
     let layer = LayerSpec {
+        has_attention_norm: true,
         mixer: Mixer::Attention,
         window: None,
         is_chunked: false,
@@ -84,6 +87,10 @@ pub(super) fn decoder_of(fields: &Fields<'_>, defaults: Defaults, layers: usize)
         hidden_size,
         embedding_scale: 1.0,
         rounds_embedding_scale: false,
+        position_table: None,
+        token_types: 0,
+        has_embedding_norm: false,
+        is_bidirectional: false,
         attention: AttentionSpec {
             heads,
             kv_heads,
@@ -117,6 +124,7 @@ pub(super) fn decoder_of(fields: &Fields<'_>, defaults: Defaults, layers: usize)
         is_tied: fields.flag("tie_word_embeddings", defaults.is_tied)?,
         logits_scale: 1.0,
         logits_softcap: None,
+        pooled: None,
         names: names::usual,
         published: None,
     })
@@ -160,6 +168,11 @@ pub(super) fn with_attention_bias(fields: &Fields<'_>, spec: Spec) -> Result<Spe
     let has_bias = fields.flag("attention_bias", false)?;
     let attention = AttentionSpec { has_bias, has_output_bias: has_bias, ..spec.attention };
     Ok(Spec { attention, ..spec })
+}
+
+/// Sets whether the feed-forward networks have biases.
+pub(super) fn with_network_bias(spec: &mut Spec, has_bias: bool) {
+    spec.layers.iter_mut().for_each(|layer| layer.feed_forward = layer.feed_forward.with_bias(has_bias));
 }
 
 /// Window in `sliding_window`; `None` if null, or at least as long as the longest sequence.

@@ -1,6 +1,6 @@
 //! ERNIE 4.5 (Baidu 2025), dense: Llama that rotates adjacent pairs.
 
-use super::decoder::{Defaults, head_dim_unless_null, silu_decoder};
+use super::decoder::{Defaults, head_dim_unless_null, silu_decoder, with_network_bias};
 use crate::LoadError;
 use crate::fields::Fields;
 use crate::rope::RopeDefaults;
@@ -14,7 +14,7 @@ const THETA: f64 = 500_000.0;
 pub fn ernie4_5(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let mut spec = ernie(fields, head_dim_unless_null(fields, HEAD_DIM))?;
     let has_bias = spec.attention.has_bias;
-    spec.layers.iter_mut().for_each(|layer| layer.feed_forward.has_bias = has_bias);
+    with_network_bias(&mut spec, has_bias);
     Ok(spec)
 }
 

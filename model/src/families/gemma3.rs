@@ -1,6 +1,7 @@
 //! Text model of Gemma 3 (Gemma Team 2025).
 //!
 //! Gemma 2 with normalised heads instead of caps. Five of six layers have a window and a separate rotation.
+//! EmbeddingGemma (2025) is the same as an encoder.
 
 use serde_json::{Map, Value};
 use skein_kernels::cpu::rope::Rotation;
@@ -29,11 +30,6 @@ pub const SIZES: &[(&str, u32)] = &[
 ];
 
 pub fn gemma3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
-    if fields.flag("use_bidirectional_attention", false)? {
-        return Err(
-            fields.wrong("use_bidirectional_attention", "false: text is generated in one direction".into())
-        );
-    }
     for field in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if !fields.is_absent(field) {
             return Err(fields.wrong(field, "null".into()));
@@ -48,6 +44,11 @@ pub fn gemma3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
         (layer.window, layer.rotation) = if is_local { (window, LOCAL) } else { (None, GLOBAL) };
     }
     spec.rotations = rotations(fields, spec.attention.head_dim)?;
+    spec.is_bidirectional = fields.flag("use_bidirectional_attention", false)?;
+    if spec.is_bidirectional {
+        // The field counts the positions on both sides then.
+        spec.layers.iter_mut().for_each(|layer| layer.window = layer.window.map(|both| both / 2 + 1));
+    }
     Ok(spec)
 }
 

@@ -4,7 +4,7 @@
 //! A pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU network, each added to
 //! the residual stream.
 
-use super::decoder::{Defaults, silu_decoder, window, with_attention_bias};
+use super::decoder::{Defaults, silu_decoder, window, with_attention_bias, with_network_bias};
 use crate::LoadError;
 use crate::fields::Fields;
 use crate::spec::Spec;
@@ -15,7 +15,7 @@ const MISTRAL_DEFAULT_WINDOW: usize = 4096;
 pub fn llama(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let mut spec = silu_decoder(fields, Defaults::USUAL)?;
     let has_bias = fields.flag("mlp_bias", false)?;
-    spec.layers.iter_mut().for_each(|layer| layer.feed_forward.has_bias = has_bias);
+    with_network_bias(&mut spec, has_bias);
     with_attention_bias(fields, spec)
 }
 

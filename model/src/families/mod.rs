@@ -1,10 +1,12 @@
 //! Model families. Each converts its config.json to a [`Spec`], and consists of a file here and a line in
 //! [`FAMILIES`].
 
+mod bert;
 mod cohere;
 mod decoder;
 mod deepseek;
 mod deepseek_v32;
+mod encoder;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
@@ -17,6 +19,7 @@ mod glm4_moe_lite;
 mod gpt_oss;
 mod granite;
 mod granite_hybrid;
+mod gte;
 mod kimi_linear;
 mod lfm2;
 mod llama;
@@ -24,6 +27,7 @@ mod llama4;
 mod minimax_m2;
 mod ministral3;
 mod mixtral;
+mod modernbert;
 mod names;
 mod nemotron_h;
 mod olmo2;
@@ -46,6 +50,7 @@ use serde_json::Value;
 
 use super::LoadError;
 use super::fields::Fields;
+use super::pooled_head::PooledHead;
 use super::spec::Spec;
 
 /// A family of models.
@@ -59,16 +64,23 @@ pub struct Family {
     pub sizes: &'static [(&'static str, u32)],
     /// Usual names of fields, and what its configurations call them instead.
     pub own_names: &'static [(&'static str, &'static str)],
+    /// End of its models that classify.
+    pub classifier: Classifier,
 }
+
+/// End of a model that classifies, from its fields, the width of rows, and the number of labels.
+pub type Classifier = fn(&Fields<'_>, usize, usize) -> Result<PooledHead, LoadError>;
 
 impl Family {
     const fn new(model_type: &'static str, spec: fn(&Fields<'_>) -> Result<Spec, LoadError>) -> Self {
-        Self { model_type, spec, sizes: &[], own_names: &[] }
+        Self { model_type, spec, sizes: &[], own_names: &[], classifier: encoder::score }
     }
 }
 
 /// All supported families.
 pub const FAMILIES: &[Family] = &[
+    Family { classifier: encoder::classifier, ..Family::new("bert", bert::bert) },
+    Family { classifier: encoder::roberta_classifier, ..Family::new("camembert", bert::roberta) },
     Family::new("cohere", cohere::cohere),
     Family::new("cohere2", cohere::cohere2),
     Family::new("deepseek_v2", deepseek::deepseek_v2),
@@ -88,6 +100,7 @@ pub const FAMILIES: &[Family] = &[
     Family::new("granite", granite::granite),
     Family::new("granitemoe", granite::granitemoe),
     Family::new("granitemoehybrid", granite_hybrid::granitemoehybrid),
+    Family { classifier: encoder::classifier, ..Family::new("gte", gte::gte) },
     Family::new("kimi_k2", deepseek::deepseek_v3),
     Family { own_names: kimi_linear::OWN_NAMES, ..Family::new("kimi_linear", kimi_linear::kimi_linear) },
     Family { sizes: lfm2::SIZES, ..Family::new("lfm2", lfm2::lfm2) },
@@ -98,7 +111,9 @@ pub const FAMILIES: &[Family] = &[
     Family::new("ministral3", ministral3::ministral3),
     Family::new("mistral", llama::mistral),
     Family::new("mixtral", mixtral::mixtral),
+    Family { classifier: modernbert::classifier, ..Family::new("modernbert", modernbert::modernbert) },
     Family { sizes: nemotron_h::SIZES, ..Family::new("nemotron_h", nemotron_h::nemotron_h) },
+    Family { classifier: encoder::classifier, ..Family::new("new", gte::new) },
     Family::new("olmo2", olmo2::olmo2),
     Family::new("olmo3", olmo3::olmo3),
     Family::new("olmoe", olmoe::olmoe),
@@ -110,9 +125,11 @@ pub const FAMILIES: &[Family] = &[
     Family { sizes: qwen3_5::MOE_SIZES, ..Family::new("qwen3_5_moe_text", qwen3_5::qwen3_5_moe) },
     Family::new("qwen3_moe", qwen3_moe::qwen3_moe),
     Family::new("qwen3_next", qwen3_next::qwen3_next),
+    Family { classifier: encoder::roberta_classifier, ..Family::new("roberta", bert::roberta) },
     Family::new("seed_oss", seed_oss::seed_oss),
     Family::new("smollm3", smollm3::smollm3),
     Family::new("starcoder2", starcoder2::starcoder2),
+    Family { classifier: encoder::roberta_classifier, ..Family::new("xlm-roberta", bert::roberta) },
 ];
 
 /// Fewest leading letters that a name must share with another to be suggested.

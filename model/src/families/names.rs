@@ -20,6 +20,9 @@ pub fn usual(role: Role) -> &'static [&'static str] {
         | Role::HeadValue => {
             unreachable!("attention is not latent")
         }
+        Role::Positions | Role::TokenTypes | Role::EmbeddingNorm => {
+            unreachable!("nothing is added to embeddings, and they are not normalised")
+        }
         Role::LayerEmbedding
         | Role::LayerInput
         | Role::LayerInputNorm

@@ -98,8 +98,7 @@ pub fn nemotron_h(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let dense = FeedForwardSpec {
         activation: Gate::SquaredRelu,
         is_gated: false,
-        has_bias: fields.flag("mlp_bias", false)?,
-        ..spec.layers[0].feed_forward
+        ..spec.layers[0].feed_forward.with_bias(fields.flag("mlp_bias", false)?)
     };
     if dense.has_bias && has(Kind::Experts) {
         return Err(fields.wrong("mlp_bias", "false in a model with experts".into()));

@@ -1,6 +1,6 @@
 //! Seed-OSS (ByteDance 2025): Llama with biases of queries, keys and values, and heads of their own size.
 
-use super::decoder::{Defaults, head_dim_unless_null, silu_decoder};
+use super::decoder::{Defaults, head_dim_unless_null, silu_decoder, with_network_bias};
 use crate::LoadError;
 use crate::fields::Fields;
 use crate::spec::Spec;
@@ -14,6 +14,6 @@ pub fn seed_oss(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     spec.attention.has_bias = fields.flag("attention_bias", true)?;
     spec.attention.has_output_bias = fields.flag("attention_out_bias", false)?;
     let has_bias = fields.flag("mlp_bias", false)?;
-    spec.layers.iter_mut().for_each(|layer| layer.feed_forward.has_bias = has_bias);
+    with_network_bias(&mut spec, has_bias);
     Ok(spec)
 }

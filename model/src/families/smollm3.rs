@@ -26,7 +26,7 @@ pub fn smollm3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     for ((layer, rotates), has_window) in spec.layers.iter_mut().zip(&rotates).zip(windowed) {
         layer.rotation = usize::from(!rotates);
         layer.window = window.filter(|_| has_window);
-        layer.feed_forward.has_bias = has_bias;
+        layer.feed_forward = layer.feed_forward.with_bias(has_bias);
     }
     Ok(spec)
 }

@@ -23,7 +23,8 @@ pub fn starcoder2(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     for layer in &mut spec.layers {
         layer.window = window;
         layer.feed_forward.activation = Gate::GeluTanh;
-        (layer.feed_forward.is_gated, layer.feed_forward.has_bias) = (false, has_bias);
+        layer.feed_forward.is_gated = false;
+        layer.feed_forward = layer.feed_forward.with_bias(has_bias);
     }
     Ok(Spec { names, ..spec })
 }

@@ -11,7 +11,7 @@ use skein_kernels::cpu::packed::Packed;
 use crate::LoadError;
 use crate::checkpoint::Weights;
 use crate::shard::Shard;
-use crate::spec::{ExpertsSpec, FeedForwardSpec, QkNorm, Spec};
+use crate::spec::{ExpertsSpec, FeedForwardSpec, NormPlace, QkNorm, Spec};
 use crate::state_spec::{Mixer, SpaceSpec, StateSpec};
 use crate::tensors::{Kind, Role, Tensor};
 
@@ -31,11 +31,15 @@ pub(super) struct Layer {
     pub o: Option<Projection>,
     /// Norm of the output before it is added to the residual stream.
     pub o_norm: Option<Vec<f32>>,
+    /// Norm of the residual stream after attention, in models that normalise sums.
+    pub attention_sum_norm: Option<Norm>,
     /// `None` if the input is not normalised or shares the attention's norm.
     pub feed_forward_norm: Option<Norm>,
     pub feed_forward: FeedForward,
     /// Norm of the output before it is added to the residual stream.
     pub down_norm: Option<Vec<f32>>,
+    /// Norm of the residual stream after the feed-forward network, likewise.
+    pub feed_forward_sum_norm: Option<Norm>,
     /// What reads the layer's own input.
     pub input: Option<LayerInputWeights>,
     /// Factor of the residual stream at the layer's end.
@@ -230,7 +234,11 @@ impl Layer {
             Mixer::State => Some(Role::StateOutput),
             Mixer::None => None,
         };
-        let (o_norm, down_norm) = (vector(Role::AttentionOutputNorm), vector(Role::FeedForwardOutputNorm));
+        let sums = spec.norm.place == NormPlace::Sums;
+        let output_norms = [Role::AttentionOutputNorm, Role::FeedForwardOutputNorm];
+        let [attention_sum_norm, feed_forward_sum_norm] =
+            output_norms.map(|role| if sums { parts.norm(Some(layer), role) } else { None });
+        let [o_norm, down_norm] = output_norms.map(|role| parts.vector(layer, role));
         Self {
             attention_norm: parts.norm(Some(layer), Role::AttentionNorm),
             inputs,
@@ -239,9 +247,11 @@ impl Layer {
             sinks: parts.vector(layer, Role::Sinks),
             o: output.map(|role| parts.projection(layer, role)),
             o_norm,
+            attention_sum_norm,
             feed_forward_norm: parts.norm(Some(layer), Role::FeedForwardNorm),
             feed_forward: FeedForward::new(parts, spec, layer),
             down_norm,
+            feed_forward_sum_norm,
             input: spec.layer_inputs.map(|_| LayerInputWeights {
                 gate: parts.projection(layer, Role::LayerInputGate),
                 output: parts.projection(layer, Role::LayerInputOutput),

@@ -3,9 +3,11 @@
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::packed::Packed;
 
+use super::beside_embedding::BesideEmbedding;
 use super::layers::{Layer, LayerInputTable, Parts};
 use super::model::Model;
 use super::pack::{Matrix, Use, check_finite};
+use super::pooled::PooledWeights;
 use super::products;
 use crate::adapter::changeable;
 use crate::shard::Shard;
@@ -44,8 +46,12 @@ impl Model {
         assert_eq!(packed.len(), matrices.len(), "every matrix is packed");
         let packed = products::in_order(&matrices, packed);
         let weight_bytes = bytes_of_one_token(spec, &matrices, &packed);
-        let head = tensors::head(&tensors).role;
+        let head = tensors::logits_head(spec, &tensors).map(|head| head.role);
+        let pooled = spec.pooled.as_ref().filter(|_| shard.is_last());
+        let pooled = pooled.map(|pooled| PooledWeights::read(pooled, weights)).transpose()?;
         parts.add(matrices.iter().map(|matrix| &matrix.tensor), packed);
+        let beside_embedding =
+            if shard.is_first() { BesideEmbedding::read(spec, &tensors, weights, &mut parts)? } else { None };
         let layer_inputs = table.map(|table| LayerInputTable {
             table,
             projection: parts.outer_projection(Role::LayerInput),
@@ -56,7 +62,9 @@ impl Model {
             layer_inputs,
             layers: shard.layers.clone().map(|layer| Layer::new(&mut parts, spec, &shard, layer)).collect(),
             norm: parts.norm(None, Role::LastNorm),
-            head: shard.is_last().then(|| parts.matrix(None, head)),
+            head: head.filter(|_| shard.is_last()).map(|head| parts.matrix(None, head)),
+            beside_embedding,
+            pooled,
             bf16,
             weight_bytes,
             spec: shard.spec(spec),
@@ -68,7 +76,7 @@ impl Model {
 /// Refuses embeddings that are NaN or infinite, of this rank's part of the vocabulary. A tied model's are
 /// checked when they are packed as its head.
 pub fn check_embeddings(cpu: &mut Cpu, model: &Model) -> Result<(), LoadError> {
-    let is_head = model.spec.is_tied && model.shard.is_last();
+    let is_head = model.spec.is_tied && model.shard.is_last() && model.spec.pooled.is_none();
     let Some(table) = model.embedding.as_ref().filter(|_| !is_head) else { return Ok(()) };
     let tensor = tensors::embedding(&model.spec);
     check_finite(cpu, &tensor, table, (model.shard.vocabulary.start, 0))
@@ -82,20 +90,21 @@ pub fn check_embeddings(cpu: &mut Cpu, model: &Model) -> Result<(), LoadError> {
 pub fn matrices(spec: &Spec, shard: &Shard, source: WeightSource<'_>) -> Result<Vec<Matrix>, LoadError> {
     let tensors = tensors::all(spec);
     contradictions::check(spec, &tensors, source.weights)?;
-    let head = tensors::head(&tensors);
-    let is_in_layer = |tensor: &&Tensor| matches!(tensor.kind, Kind::Matrix(..)) && tensor.role != head.role;
+    let head = tensors::logits_head(spec, &tensors);
+    let is_head = |tensor: &Tensor| head.is_some_and(|head| head.role == tensor.role);
+    let is_in_layer = |tensor: &&Tensor| matches!(tensor.kind, Kind::Matrix(..)) && !is_head(tensor);
     if let Some(adapter) = source.adapter {
         adapter.check_is_used(&changeable(&tensors))?;
         adapter.check_copies(source.weights)?;
     }
     let multiplied = tensors.iter().filter(is_in_layer);
-    let multiplied = multiplied.chain(shard.is_last().then_some(head));
+    let multiplied = multiplied.chain(head.filter(|_| shard.is_last()));
     // With a short vocabulary, the last ranks have no rows of the head.
-    let is_own = |tensor: &&Tensor| !shard.part(spec, tensor).is_empty() || tensor.role == head.role;
+    let is_own = |tensor: &&Tensor| !shard.part(spec, tensor).is_empty() || is_head(tensor);
     let for_use = |tensor: &Tensor| match tensor.role {
         Role::Router | Role::SharedRouter => Use::Router,
         Role::StateBeta | Role::StateDecay | Role::StateDecayDown => Use::Rates,
-        role if role == head.role => Use::Head,
+        _ if is_head(tensor) => Use::Head,
         _ => Use::Layer,
     };
     let matrix = |tensor: &Tensor| Matrix::find(tensor, for_use(tensor), shard.part(spec, tensor), source);

@@ -1,6 +1,7 @@
 //! Models on the CPU: weights packed for its kernels, and the operations on them.
 
 pub mod adapter;
+mod beside_embedding;
 pub mod caches;
 pub mod capture;
 mod exchange;
@@ -13,6 +14,7 @@ mod load;
 mod model;
 pub mod pack;
 pub mod packed_cache;
+mod pooled;
 mod products;
 pub mod profile;
 mod residual;

@@ -3,13 +3,15 @@
 use half::bf16;
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::input::{Encoding, Input};
-use skein_kernels::cpu::layer_norm::layer_norm_into;
+use skein_kernels::cpu::layer_norm::{layer_norm, layer_norm_into};
 use skein_kernels::cpu::matmul::Linear;
 use skein_kernels::cpu::matrix::WeightMatrix;
-use skein_kernels::cpu::norm::rms_norm_into;
+use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into};
 use skein_kernels::cpu::packed::Packed;
 
+use super::beside_embedding::BesideEmbedding;
 use super::layers::{Layer, LayerInputTable, Norm};
+use super::pooled::PooledWeights;
 use crate::shard::Shard;
 use crate::spec::{NormKind, Spec};
 
@@ -20,12 +22,16 @@ pub struct Model {
     pub(super) shard: Shard,
     /// Embedding table, in the first stage.
     pub(super) embedding: Option<WeightMatrix>,
+    /// What is added to the embeddings, and their norm; in the first stage.
+    pub(super) beside_embedding: Option<BesideEmbedding>,
     /// What makes the layers' own inputs, if they have any; in the first stage.
     pub(super) layer_inputs: Option<LayerInputTable>,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Option<Norm>,
     /// Output projection, in the last stage.
     pub(super) head: Option<Packed>,
+    /// What makes vectors instead of logits, in the last stage of a model that pools.
+    pub(super) pooled: Option<PooledWeights>,
     /// Whether activations are rounded to bfloat16 before products with bfloat16 weights.
     pub(super) bf16: bool,
     /// Bytes of packed weights that a step of one token reads.
@@ -75,6 +81,15 @@ impl Model {
             (Some(norm), NormKind::Layer { .. }) => {
                 layer_norm_into(cpu, x, norm.as_layer_norm(eps), encoding, out);
             }
+        }
+    }
+
+    /// Normalises the rows of `x`.
+    pub(super) fn normalise(&self, cpu: &mut Cpu, x: &mut [f32], norm: &Norm) {
+        let eps = self.spec.norm.eps;
+        match self.spec.norm.kind {
+            NormKind::Rms => rms_norm_heads(cpu, x, norm.weight.len(), 0..1, &norm.weight, eps),
+            NormKind::Layer { .. } => layer_norm(cpu, x, norm.as_layer_norm(eps)),
         }
     }
 

@@ -24,6 +24,7 @@ use super::latent::{Attended, LatentInput, LatentValues};
 use super::layer_inputs::LayerInputs;
 use super::layers::{self, AttentionInputs, FeedForward, Layer, Projection};
 use super::model::Model;
+use super::pooled::Vectors;
 use super::profile::{Part, Profile};
 use super::residual::{Change, Residual};
 use crate::operations::Operations;
@@ -36,6 +37,8 @@ pub struct ForwardStep<'a> {
     pub tokens: &'a [u32],
     /// Absolute positions: `[rows]`.
     pub positions: &'a [u32],
+    /// Kind of text of each row, below the model's number of kinds: `[rows]`, or empty if it has none.
+    pub token_types: &'a [u32],
     /// Where they lie in the main cache.
     pub located: Located<'a>,
     /// Where they lie in the cache of layers with a window, if those have one apart.
@@ -102,6 +105,7 @@ pub struct Activations {
     sin: Aligned<f32>,
     scores: attention::Scratch,
     pub(super) shared: Shared,
+    pub(super) vectors: Vectors,
     /// Time by part; off by default.
     pub profile: Profile,
     /// Inputs of the products; off by default.
@@ -279,6 +283,9 @@ impl Operations for Running<'_> {
                 })?;
             }
         }
+        if let Some(beside) = &model.beside_embedding {
+            beside.add(model, cpu, step.positions, step.token_types, x);
+        }
         layer_inputs.make(model, cpu, step.tokens, x, input);
         for (i, rotation) in model.spec.rotations.iter().enumerate() {
             let of_rotation = *rows * model.spec.angles_before(i)..*rows * model.spec.angles_before(i + 1);
@@ -341,6 +348,7 @@ impl Operations for Running<'_> {
             scale,
             window: model.spec.layers[layer].window,
             is_chunked: model.spec.layers[layer].is_chunked,
+            ahead: model.spec.ahead_of(layer),
             softcap: attention.softcap,
             sinks: model.layers[layer].sinks.as_deref(),
         };
@@ -383,6 +391,12 @@ impl Operations for Running<'_> {
         let changed = ChangedProduct::OfLayer(index, LayerProduct::AttentionOutput);
         let change = Change { adapters, at: changed, x: attended, inner: changes };
         residual.add(cpu, input, o, layer.o_norm.as_deref(), change)?;
+        if let Some(norm) = &layer.attention_sum_norm {
+            profile.mark(Part::Products);
+            model.normalise(cpu, &mut activations.x[..*rows * spec.hidden_size], norm);
+            activations.profile.mark(Part::Encode);
+            return Ok(());
+        }
         profile.mark(Part::Products);
         Ok(())
     }
@@ -417,6 +431,12 @@ impl Operations for Running<'_> {
             let x = Rows { values: inner.exact(), stride: spec.inner_size };
             let change = Change { adapters, at: changed, x, inner: changes };
             residual.add(cpu, gated, down.linear(), layer.down_norm.as_deref(), change)?;
+        }
+        let x = &mut activations.x[..*rows * model_spec.hidden_size];
+        if let Some(norm) = &layer.feed_forward_sum_norm {
+            profile.mark(Part::Products);
+            model.normalise(cpu, x, norm);
+            profile.mark(Part::Encode);
         }
         layer_inputs.end_layer(model, cpu, index, x, (input, added));
         profile.mark(Part::Products);

@@ -195,8 +195,18 @@ impl Shard {
     fn is_in_stage(&self, spec: &Spec, tensor: &Tensor) -> bool {
         match (tensor.layer, tensor.role) {
             (Some(layer), _) => self.layers.contains(&layer),
-            (None, Role::LayerEmbedding | Role::LayerInput | Role::LayerInputNorm) => self.is_first(),
-            (None, Role::Embedding) => self.is_first() || (self.is_last() && spec.is_tied),
+            (
+                None,
+                Role::Positions
+                | Role::TokenTypes
+                | Role::EmbeddingNorm
+                | Role::LayerEmbedding
+                | Role::LayerInput
+                | Role::LayerInputNorm,
+            ) => self.is_first(),
+            (None, Role::Embedding) => {
+                self.is_first() || (self.is_last() && spec.is_tied && spec.pooled.is_none())
+            }
             (None, _) => self.is_last(),
         }
     }
@@ -216,7 +226,8 @@ impl Shard {
         }
         let attention = tensor.layer.map_or(&spec.attention, |layer| spec.attention_of(layer));
         match (tensor.kind, tensor.role) {
-            (_, Role::LayerEmbedding) => {} // looked up as stored, on every rank
+            // Looked up as stored, on every rank.
+            (_, Role::LayerEmbedding | Role::Positions | Role::TokenTypes) => {}
             (Kind::Table, _) | (_, Role::Head) => rows = self.vocabulary.clone(),
             (_, Role::Query | Role::QueryUp) => rows = wide(&self.heads, attention.query_dim()),
             (_, Role::QueryGate) => rows = wide(&self.heads, attention.head_dim),

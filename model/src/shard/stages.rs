@@ -16,7 +16,7 @@ pub(super) fn divide(spec: &Spec, stages: usize) -> Option<Vec<Range<usize>>> {
     let of = |range: Range<usize>| before[range.end] - before[range.start];
     // least[s][n]: multiplied weights in the largest stage, with the last n layers and the head divided
     // optimally among s stages.
-    let head = tensors::head(&tensors::all(spec)).len();
+    let head = tensors::logits_head(spec, &tensors::all(spec)).map_or(0, |head| head.len());
     let mut least = vec![vec![usize::MAX; layers + 1]; stages + 1];
     for (n, least) in least[1].iter_mut().enumerate().skip(1) {
         *least = of(layers - n..layers) + head;

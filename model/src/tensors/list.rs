@@ -2,8 +2,8 @@
 
 use super::{Kind, Place, Product, Role, Stored, Tensor};
 use crate::spec::{
-    AttentionSpec, ExpertsSpec, FeedForwardSpec, Fused, LatentSpec, LayerInputSpec, NormKind, QkNorm,
-    SharedSpec, Spec,
+    AttentionSpec, ExpertsSpec, FeedForwardSpec, Fused, LatentSpec, LayerInputSpec, NormKind, NormPlace,
+    PositionTable, QkNorm, SharedSpec, Spec,
 };
 use crate::state_spec::Mixer;
 
@@ -12,6 +12,7 @@ pub fn all(spec: &Spec) -> Vec<Tensor> {
     let mut list = List::new(spec);
     let (vocab, hidden) = (spec.vocab_size as usize, spec.hidden_size);
     list.embedding();
+    list.beside_embedding();
     list.layer_embedding();
     for layer in 0..spec.layers.len() {
         list.layer = Some(layer);
@@ -26,8 +27,10 @@ pub fn all(spec: &Spec) -> Vec<Tensor> {
         list.end_of_layer();
     }
     list.layer = None;
-    list.norm(Role::LastNorm, hidden);
-    if !spec.is_tied {
+    if spec.has_last_norm() {
+        list.norm(Role::LastNorm, hidden);
+    }
+    if !spec.is_tied && spec.pooled.is_none() {
         list.product(Product::Logits, &[Part::new(Role::Head, vocab)], hidden, false);
     }
     list.tensors
@@ -62,13 +65,15 @@ pub(super) struct Part {
     rows: usize,
     /// Whether its rows belong to heads that are rotated.
     is_rotated: bool,
+    /// Whether it comes after the others in a tensor that holds several parts.
+    is_stored_last: bool,
     /// Groups of rows, if a tensor that holds several parts has the first group of each, then the second.
     groups: Option<usize>,
 }
 
 impl Part {
     pub fn new(role: Role, rows: usize) -> Self {
-        Self { role, rows, is_rotated: false, groups: None }
+        Self { role, rows, is_rotated: false, is_stored_last: false, groups: None }
     }
 
     /// Its role and number of rows.
@@ -90,6 +95,20 @@ impl<'a> List<'a> {
     fn embedding(&mut self) {
         let (rows, cols) = (self.spec.vocab_size as usize, self.spec.hidden_size);
         self.add(Part::new(Role::Embedding, rows), Kind::Table, cols, &[]);
+    }
+
+    /// What is added to the embeddings, and their norm.
+    fn beside_embedding(&mut self) {
+        let (hidden, types) = (self.spec.hidden_size, self.spec.token_types);
+        if let Some(PositionTable { rows, .. }) = self.spec.position_table {
+            self.add(Part::new(Role::Positions, rows), Kind::Table, hidden, &[]);
+        }
+        if types > 0 {
+            self.add(Part::new(Role::TokenTypes, types), Kind::Table, hidden, &[]);
+        }
+        if self.spec.has_embedding_norm {
+            self.norm(Role::EmbeddingNorm, hidden);
+        }
     }
 
     /// Table of the layers' own inputs, and their projection from the embeddings.
@@ -119,7 +138,8 @@ impl<'a> List<'a> {
     fn attention(&mut self, attention: &AttentionSpec, has_keys: bool) {
         let (q_width, kv_width, hidden) = (attention.q_width(), attention.kv_width(), self.spec.hidden_size);
         let place = self.spec.norm.place;
-        if place.has_inputs() {
+        let has_norm = self.layer.is_none_or(|layer| self.spec.layers[layer].has_attention_norm);
+        if place.has_inputs() && has_norm {
             self.norm(Role::AttentionNorm, hidden);
         }
         let rotated = |role, rows| Part { is_rotated: true, ..Part::new(role, rows) };
@@ -159,7 +179,7 @@ impl<'a> List<'a> {
         }
         let output = [Part::new(Role::AttentionOutput, hidden)];
         self.product(Product::AttentionOutput, &output, q_width, attention.has_output_bias);
-        if place.has_outputs() {
+        if place != NormPlace::Inputs {
             self.norm(Role::AttentionOutputNorm, hidden);
         }
     }
@@ -262,11 +282,13 @@ impl<'a> List<'a> {
             self.expert = None;
             self.beside_experts(network, experts);
         } else {
-            let inputs = [Role::Gate, Role::Up].map(|role| Part::new(role, inner));
+            let [gate, up] = [Role::Gate, Role::Up].map(|role| Part::new(role, inner));
+            let inputs = [Part { is_stored_last: network.is_up_first, ..gate }, up];
             self.product(Product::GateUp, network.inputs_of(&inputs), hidden, has_bias);
-            self.product(Product::Down, &[Part::new(Role::Down, hidden)], inner, has_bias);
+            let down = [Part::new(Role::Down, hidden)];
+            self.product(Product::Down, &down, inner, network.has_output_bias);
         }
-        if place.has_outputs() {
+        if place != NormPlace::Inputs {
             self.norm(Role::FeedForwardOutputNorm, hidden);
         }
     }
@@ -357,7 +379,11 @@ impl<'a> List<'a> {
         let together = || stack.iter().filter(has_name);
         let rows_of = |parts: &mut dyn Iterator<Item = &Part>| parts.map(|part| part.rows).sum::<usize>();
         let all = rows_of(&mut together()).max(part.rows);
-        let before = rows_of(&mut together().take_while(|other| other.role != part.role));
+        let is_before = |other: &&Part| !other.is_stored_last;
+        let before = match part.is_stored_last {
+            true => all - part.rows,
+            false => rows_of(&mut together().take_while(|other| other.role != part.role).filter(is_before)),
+        };
         let end = match kind {
             Kind::Bias(..) | Kind::NormBias => ".bias",
             Kind::Table | Kind::Matrix(..) | Kind::Norm => ".weight",

@@ -111,6 +111,11 @@ pub fn head(tensors: &[Tensor]) -> &Tensor {
         .unwrap_or_else(|| unreachable!("a model embeds tokens"))
 }
 
+/// [`head`], if the model of `spec` computes logits.
+pub fn logits_head<'a>(spec: &Spec, tensors: &'a [Tensor]) -> Option<&'a Tensor> {
+    spec.pooled.is_none().then(|| head(tensors))
+}
+
 /// Shape of a product, and whether it has a bias.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProductShape {

@@ -130,6 +130,7 @@ impl Instance {
             );
             wanted.extend(of_own.clone().map(|row| (start + row) as u32));
             let rows = |rows: Range<usize>, position: usize| SequenceRows {
+                end: position + rows.len(),
                 rows,
                 position,
                 blocks: &blocks[*sequence],
@@ -150,6 +151,7 @@ impl Instance {
         let step = ForwardStep {
             tokens: &tokens,
             positions: &positions,
+            token_types: &[],
             located: Located { slots: &slots, sequences: &sequences, wanted_sequences: &wanted_sequences },
             located_in_windows: None,
             states: &states,

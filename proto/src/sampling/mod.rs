@@ -15,6 +15,7 @@ pub use range::{OutOfRange, Range, shown};
 use std::sync::Arc;
 
 use crate::TokenId;
+use crate::pooling::Pooling;
 use crate::same_fields::same_fields;
 use crate::stream_key::Encoding;
 use crate::worker::v1 as wire;
@@ -59,6 +60,8 @@ pub struct SamplingParams {
     pub bad_words: Vec<Vec<TokenId>>,
     /// Grammar that constrains the answer.
     pub grammar: Option<Arc<Grammar>>,
+    /// The vector of the prompt is wanted, and no token; `max_tokens` is 1.
+    pub pooling: Option<Pooling>,
 }
 
 /// Grammar of an answer. Both fields together determine which tokens it allows.
@@ -92,6 +95,7 @@ impl Default for SamplingParams {
             allowed_token_ids: Vec::new(),
             bad_words: Vec::new(),
             grammar: None,
+            pooling: None,
         }
     }
 }
@@ -134,6 +138,7 @@ impl SamplingParams {
             allowed_token_ids,
             bad_words,
             grammar,
+            pooling,
         } = self;
         for value in [temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty] {
             encoding.number(u64::from(value.to_bits()));
@@ -159,6 +164,10 @@ impl SamplingParams {
             encoding.number(bad_words.len() as u64);
             bad_words.iter().for_each(|word| encoding.list(word.iter().copied()));
         }
+        if let Some(Pooling { second_from }) = pooling {
+            encoding.bytes(b"pooling");
+            encoding.optional(*second_from);
+        }
     }
 
     /// The numeric parameters, each with its range.
@@ -183,7 +192,8 @@ impl From<wire::SamplingParams> for SamplingParams {
             min_tokens, stop_token_ids, ignore_eos, logprobs, prompt_logprobs, allowed_token_ids;
             logit_bias: logit_bias,
             bad_words: params.bad_words.into_iter().map(|word| word.token_ids).collect(),
-            grammar: params.grammar.map(|grammar| Arc::new(Grammar { text: grammar.text, fingerprint: grammar.fingerprint }))
+            grammar: params.grammar.map(|grammar| Arc::new(Grammar { text: grammar.text, fingerprint: grammar.fingerprint })),
+            pooling: params.pooling.map(Into::into)
         )
     }
 }
@@ -200,7 +210,8 @@ impl From<SamplingParams> for wire::SamplingParams {
             grammar: params.grammar.map(|grammar| wire::Grammar {
                 text: grammar.text.clone(),
                 fingerprint: grammar.fingerprint,
-            })
+            }),
+            pooling: params.pooling.map(Into::into)
         )
     }
 }
@@ -213,7 +224,7 @@ mod tests {
 
     #[test]
     fn every_parameter_changes_the_key_of_a_stream() {
-        let changes: [fn(&mut SamplingParams); 22] = [
+        let changes: [fn(&mut SamplingParams); 24] = [
             |params| params.temperature = 0.5,
             |params| params.top_p = 0.5,
             |params| params.min_p = 0.5,
@@ -236,6 +247,8 @@ mod tests {
             |params| params.bad_words = vec![vec![1], vec![2]],
             |params| params.grammar = Some(Arc::new(Grammar { text: "a".into(), fingerprint: 1 })),
             |params| params.grammar = Some(Arc::new(Grammar { text: "a".into(), fingerprint: 2 })),
+            |params| params.pooling = Some(Pooling { second_from: None }),
+            |params| params.pooling = Some(Pooling { second_from: Some(2) }),
         ];
         let key = |change: fn(&mut SamplingParams)| {
             let (mut params, mut encoding) = (SamplingParams::default(), Encoding::begin());

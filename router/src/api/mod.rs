@@ -18,6 +18,7 @@ mod ollama;
 pub mod openai;
 mod openapi;
 mod page;
+mod scores;
 mod skein;
 #[cfg(test)]
 mod tests;
@@ -78,9 +79,10 @@ fn operations<'a>(rooms: impl Iterator<Item = &'a Room>) -> Vec<Operation> {
 }
 
 /// The rooms that need a key, each with its form of refusals.
-fn rooms(app: &App) -> [(Room, Refuse); 6] {
+fn rooms(app: &App) -> [(Room, Refuse); 7] {
     [
         (openai::routes(), OpenAiError::refuse),
+        (scores::routes(), OpenAiError::refuse),
         (models::routes(), models::refuse),
         (anthropic::routes(), AnthropicError::refuse),
         (ollama::routes(), OllamaError::refuse),
@@ -117,9 +119,15 @@ fn unknown(keys: &ApiKeys) -> Router {
         .merge(face::guarded(kserve::rest::unknown(), keys, KserveError::refuse))
 }
 
-/// Generation routes for one tenant without the key check, for requests from this process.
+/// Routes of generation, vectors and scores for one tenant without the key check, for requests from this
+/// process.
 pub fn completions_for(app: App, tenant: Tenant) -> Router {
-    openai::generation().router.with_state(app).layer(Extension(tenant)).layer(from_fn(request_id::layer))
+    openai::generation()
+        .merge(scores::routes())
+        .router
+        .with_state(app)
+        .layer(Extension(tenant))
+        .layer(from_fn(request_id::layer))
 }
 
 /// Serves `all` at `/` and below `root_path`, because a proxy may pass its own path on.

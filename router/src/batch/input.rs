@@ -16,20 +16,37 @@ pub enum Endpoint {
     Chat,
     /// Text completions, `/v1/completions`.
     Completions,
+    /// Vectors of texts, `/v1/embeddings`.
+    Embeddings,
+    /// Scores of pairs, `/v1/score`.
+    Score,
+    /// Documents by relevance, `/v1/rerank`.
+    Rerank,
 }
 
 impl Endpoint {
+    const ALL: [Self; 5] = [Self::Chat, Self::Completions, Self::Embeddings, Self::Score, Self::Rerank];
+
     /// URL path of the endpoint.
     pub fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Score => "/v1/score",
+            Self::Rerank => "/v1/rerank",
         }
+    }
+
+    /// The paths of all, for errors.
+    pub fn paths() -> String {
+        let [others @ .., last] = Self::ALL.map(|endpoint| format!("\"{}\"", endpoint.path()));
+        format!("{} or {last}", others.join(", "))
     }
 
     /// Endpoint with the path `url`.
     pub fn of(url: &str) -> Option<Self> {
-        [Self::Chat, Self::Completions].into_iter().find(|endpoint| endpoint.path() == url)
+        Self::ALL.into_iter().find(|endpoint| endpoint.path() == url)
     }
 }
 
@@ -98,10 +115,10 @@ fn call(method: Option<&Value>, url: Option<&Value>, body: Option<&Value>) -> Re
     if method.is_some_and(|method| method != "POST") {
         return Err("method must be \"POST\"".to_owned());
     }
-    let supported = "url must be \"/v1/chat/completions\" or \"/v1/completions\"";
+    let supported = || format!("url must be {}", Endpoint::paths());
     let endpoint = url.and_then(Value::as_str).and_then(Endpoint::of);
     let Some(endpoint) = endpoint else {
-        return Err(url.map_or(supported.to_owned(), |url| format!("{supported}, not {url}")));
+        return Err(url.map_or_else(supported, |url| format!("{}, not {url}", supported())));
     };
     let Some(body @ Value::Object(fields)) = body else {
         return Err("body must be a JSON object, the request".to_owned());
@@ -203,7 +220,10 @@ mod tests {
     fn a_request_that_cannot_be_sent_says_why() {
         let chat = "/v1/chat/completions";
         let expected = [
-            (json!({"custom_id": "a", "url": "/v1/embeddings", "body": {}}), "\"/v1/embeddings\""),
+            (
+                json!({"custom_id": "a", "url": "/v1/images", "body": {}}),
+                "\"/v1/score\" or \"/v1/rerank\", not \"/v1/images\"",
+            ),
             (json!({"custom_id": "a", "body": {}}), "url must be"),
             (json!({"custom_id": "a", "method": "GET", "url": chat, "body": {}}), "method must be"),
             (json!({"custom_id": "a", "url": chat, "body": []}), "body must be"),

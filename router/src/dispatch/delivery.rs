@@ -97,6 +97,8 @@ pub struct Delivery {
     prompt_len: u32,
     max_tokens: u32,
     wants_logprobs: bool,
+    /// Whether its answer is a vector.
+    is_pooled: bool,
     timeout: Duration,
     migration_limit: u32,
     queue_timeout: Duration,
@@ -164,6 +166,7 @@ impl Delivery {
             prompt_len,
             max_tokens: request.sampling.max_tokens,
             wants_logprobs: request.sampling.logprobs.is_some(),
+            is_pooled: request.sampling.pooling.is_some(),
             timeout: request.deadline.map_or(Duration::ZERO, |deadline| deadline.since(now)),
             migration_limit: limits.migration_limit,
             queue_timeout: limits.queue_timeout,
@@ -309,7 +312,7 @@ impl Delivery {
     }
 
     /// Trims a delta to its new part, or reports a fault, which changes nothing.
-    fn take(&mut self, WorkerDelta { epoch, version, delta }: WorkerDelta) -> Result<TokenDelta, String> {
+    fn take(&mut self, WorkerDelta { epoch, version, mut delta }: WorkerDelta) -> Result<TokenDelta, String> {
         if self.source.is_none_or(|source| source.at.epoch != epoch) {
             return Err("tokens from another epoch of the worker".into());
         }
@@ -324,6 +327,7 @@ impl Delivery {
             return Err("output before the prompt's last log-probabilities".into());
         }
         let cached_tokens = delta.cached_tokens.filter(|_| !self.cached_tokens_sent);
+        let pooled = self.new_vector(&mut delta)?;
         let Some(sample) = self.samples.get_mut(delta.sample_index as usize) else {
             return Err(format!("tokens of sample {}, which does not exist", delta.sample_index));
         };
@@ -350,7 +354,21 @@ impl Delivery {
             finish,
             cached_tokens,
             prompt_logprobs,
+            pooled,
         })
+    }
+
+    /// The vector with which a pooled request ends; empty for others.
+    fn new_vector(&self, delta: &mut Delta) -> Result<Vec<f32>, String> {
+        let vector = std::mem::take(&mut delta.pooled);
+        match (self.is_pooled, delta.finish.is_some()) {
+            (true, true) if vector.is_empty() => Err("an end without its vector".into()),
+            (true, true) if vector.iter().any(|value| !value.is_finite()) => {
+                Err("a vector with a value that is no finite number".into())
+            }
+            (true, true) => Ok(vector),
+            _ => Ok(Vec::new()),
+        }
     }
 
     fn new_prompt_logprobs<'a>(&self, delta: &'a Delta) -> Result<&'a [TokenLogprobs], String> {

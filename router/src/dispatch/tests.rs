@@ -11,6 +11,7 @@ use skein_proto::TokenId;
 use skein_proto::delta::{Delta, WorkerDelta};
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::pooling::Pooling;
 use skein_proto::sampling::SamplingParams;
 use skein_proto::version::Version;
 
@@ -564,4 +565,27 @@ fn a_resume_starts_where_the_client_is() {
             assert_eq!(tokens, whole, "seed {seed}");
         }
     }
+}
+
+#[test]
+fn a_vector_that_is_missing_or_no_number_is_a_fault() {
+    let sampling =
+        SamplingParams { pooling: Some(Pooling::default()), max_tokens: 1, ..SamplingParams::default() };
+    let request = TokenRequest::new("r", "m", [11, 12], sampling);
+    let ended = |epoch, pooled: &[f32]| {
+        let finish = Some(FinishReason::Stop(None));
+        let delta = Delta { from_position: 2, finish, pooled: pooled.to_vec(), ..Delta::default() };
+        RequestEvent::Delta(WorkerDelta { epoch, delta, ..WorkerDelta::default() })
+    };
+    let mut delivery = Delivery::new(&request, limits(3), at(0));
+    for (epoch, vector) in [(1, &[][..]), (2, &[0.5, f32::NAN])] {
+        delivery.handle(at(0), RequestEvent::Opened(worker_at(epoch)));
+        let actions = delivery.handle(at(1), ended(epoch, vector));
+        assert!(matches!(actions[..], [Action::Open(_)]), "{actions:?}");
+    }
+    delivery.handle(at(2), RequestEvent::Opened(worker_at(3)));
+    let actions = delivery.handle(at(3), ended(3, &[0.5, -2.0]));
+    let [Action::Emit(delta), Action::Done] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!(delta.pooled, [0.5, -2.0]);
+    assert_eq!(delivery.moves(), 2);
 }

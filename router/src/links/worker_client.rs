@@ -9,7 +9,6 @@ use futures::stream::Map;
 use futures::{Stream, StreamExt};
 use skein_choice::fleet::LogPosition;
 use skein_node::trace::{Headers, TRACEPARENT, TRACESTATE};
-use skein_proto::TokenId;
 use skein_proto::adapter::{AdapterChange, AdapterId, AdapterRecord};
 use skein_proto::delta::WorkerDelta;
 use skein_proto::info::WorkerInfo;
@@ -19,6 +18,7 @@ use skein_proto::stream_key::StreamKey;
 use skein_proto::version::Version;
 use skein_proto::watch::WatchEvent;
 use skein_proto::worker::v1 as wire;
+use skein_proto::{Malformed, TokenId};
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Status};
 
@@ -129,7 +129,10 @@ impl WorkerClient {
 
     /// Reads the worker's info.
     pub async fn info(&self) -> Result<WorkerInfo, CallError> {
-        Ok(bounded(self.transport.info()).await?.into())
+        bounded(self.transport.info())
+            .await?
+            .try_into()
+            .map_err(|malformed: Malformed| CallError::fault(malformed.to_string()))
     }
 
     /// Follows the worker's log from a position; `None` = from a snapshot.

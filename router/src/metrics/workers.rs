@@ -197,6 +197,7 @@ mod tests {
             grammar_fingerprint: 0,
             tokenizer_fingerprint: 0,
             serving_since_ms: 0,
+            pooled: None,
         };
         let load = CurrentLoad {
             queued_uncached_tokens,

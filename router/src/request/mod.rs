@@ -173,7 +173,7 @@ pub struct TokenRequest {
     /// Worker chosen by an endpoint picker, by its name in discovery. The request runs there first if that
     /// worker accepts requests.
     pub picked_worker: Option<Arc<str>>,
-    /// Operation in OpenTelemetry's terms: `chat`, `text_completion`, `generate_content`.
+    /// Operation in OpenTelemetry's terms: `chat`, `text_completion`, `generate_content`, `embeddings`.
     pub operation: &'static str,
     /// Trace span of the request in this process.
     pub trace: trace::Request,
@@ -265,6 +265,8 @@ pub struct TokenDelta {
     pub cached_tokens: Option<u32>,
     /// For prompt positions from 1 on, in order and before the first output token, if requested.
     pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// The vector of a pooled request, with `finish`; else empty. Neither cut nor normalised.
+    pub pooled: Vec<f32>,
 }
 
 /// Moves of a request between workers, invisible to its client, and the version of the model.

@@ -99,6 +99,11 @@ impl Key {
         Ok(())
     }
 
+    /// Most requests that may run at once, by the limits of the key and of its tenant; `None` = no limit.
+    pub fn most_at_once(&self) -> Option<u32> {
+        [self.limits.concurrent, self.shared.concurrent].into_iter().flatten().min()
+    }
+
     /// Takes what a request needs from the limits.
     pub(super) fn take(&self, ask: Ask, now: Timestamp) -> Result<(), Refusal> {
         let (key, tenant) = ((&self.limits, &*self.meter), (&self.shared, &*self.tenant_meter));

@@ -4,6 +4,7 @@
 mod answer_form;
 pub(crate) mod bounds;
 pub(crate) mod faults;
+pub(crate) mod pooled;
 pub(crate) mod ranges;
 mod truncate;
 mod words;

@@ -8,7 +8,8 @@ use skein_proto::adapter::AdapterId;
 
 const GOLDEN_SEEDS: [u64; 4] =
     [7768404102018490534, 10201980388726181575, 14158958447135364054, 11898486305011032276];
-const MODEL: ModelLimits = ModelLimits { max_model_len: 64, vocab_size: 300, max_num_seqs: 128 };
+const MODEL: ModelLimits =
+    ModelLimits { max_model_len: 64, vocab_size: 300, max_num_seqs: 128, pools: false };
 
 fn run(draft: Draft) -> Result<(TokenRequest, TextOptions), Refusal> {
     validate(

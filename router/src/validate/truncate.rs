@@ -59,7 +59,8 @@ mod tests {
     use super::*;
     use crate::testing;
 
-    const MODEL: ModelLimits = ModelLimits { max_model_len: 8, vocab_size: 300, max_num_seqs: 8 };
+    const MODEL: ModelLimits =
+        ModelLimits { max_model_len: 8, vocab_size: 300, max_num_seqs: 8, pools: false };
 
     fn cut(prompt: Prompt, tokens: i64, keep_first: bool, max_tokens: Option<i64>) -> Vec<TokenId> {
         let text = testing::model_text();

@@ -486,7 +486,7 @@ async fn readiness_follows_the_workers() {
     assert!(scene.cluster.ready().is_ok());
     assert_eq!(
         scene.cluster.model_limits().ok(),
-        Some(ModelLimits { max_model_len: 4096, vocab_size: VOCAB_SIZE, max_num_seqs: 64 })
+        Some(ModelLimits { max_model_len: 4096, vocab_size: VOCAB_SIZE, max_num_seqs: 64, pools: false })
     );
     scene.workers[0].state.draining.store(true, Ordering::SeqCst);
     wait_for("the drain to be seen", || scene.ready() == 1).await;

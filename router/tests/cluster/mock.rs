@@ -259,6 +259,7 @@ impl Worker for Service {
             grammar_fingerprint: 0,
             tokenizer_fingerprint: 0,
             serving_since_ms: self.0.version,
+            pooled: None,
         }))
     }
 

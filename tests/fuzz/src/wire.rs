@@ -100,8 +100,9 @@ fn watch(data: &[u8]) {
     fleet.handle(now, Event::Member(Change::Join(member)));
     let Some(worker) = fleet.at_other_addresses(|_| false).first().copied() else { return };
     let worker: WorkerId = worker;
-    if let Ok(info) = wire::InfoResponse::decode(parts[0]) {
-        fleet.handle(now, Event::Connected(worker, WorkerInfo::from(info)));
+    let info = wire::InfoResponse::decode(parts[0]).ok();
+    if let Some(info) = info.and_then(|info| WorkerInfo::try_from(info).ok()) {
+        fleet.handle(now, Event::Connected(worker, info));
     }
     for part in &parts[1..] {
         if let Ok(event) = wire::WorkerEvent::decode(*part) {

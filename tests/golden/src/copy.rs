@@ -45,6 +45,8 @@ pub fn of(directory: &Path) -> Result<PathBuf, GoldenError> {
     let others = stored.into_iter().filter(|(name, _)| ![RECIPE, LITERALS, PACKED].contains(&name.as_str()));
     for (name, content) in others.chain(files) {
         let path = inside.join(name);
+        let above = path.parent().unwrap_or(&inside);
+        fs::create_dir_all(above).map_err(|source| GoldenError::File { path: path.clone(), source })?;
         fs::write(&path, content).map_err(|source| GoldenError::File { path, source })?;
     }
     if let Err(source) = fs::rename(&draft, &place) {
@@ -90,20 +92,28 @@ pub fn build(directory: &Path) -> Result<Vec<(String, Vec<u8>)>, GoldenError> {
     Ok(files.into_iter().map(|(file, content)| (file.name.clone(), content)).collect())
 }
 
-/// The stored files of `directory`, by name.
+/// The stored files of `directory` and of those in it, by their paths there.
 fn stored(directory: &Path) -> Result<Vec<(String, Vec<u8>)>, GoldenError> {
-    let wrong = |source| GoldenError::File { path: directory.to_owned(), source };
     let mut files = Vec::new();
+    add_stored(directory, "", &mut files)?;
+    files.sort_unstable();
+    Ok(files)
+}
+
+/// Adds the stored files of `directory`, whose paths start with `above`.
+fn add_stored(directory: &Path, above: &str, files: &mut Vec<(String, Vec<u8>)>) -> Result<(), GoldenError> {
+    let wrong = |source| GoldenError::File { path: directory.to_owned(), source };
     for entry in fs::read_dir(directory).map_err(wrong)? {
         let path = entry.map_err(wrong)?.path();
-        // Weights that somebody unpacked in place are made again.
-        if path.is_file() && path.file_name() != Some(WEIGHTS.as_ref()) {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = format!("{above}{}", path.file_name().unwrap_or_default().to_string_lossy());
+        if path.is_dir() {
+            add_stored(&path, &format!("{name}/"), files)?;
+        } else if path.file_name() != Some(WEIGHTS.as_ref()) {
+            // Weights that somebody unpacked in place are made again.
             files.push((name, read(&path)?));
         }
     }
-    files.sort_unstable();
-    Ok(files)
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, GoldenError> {

@@ -18,10 +18,13 @@ use skein_proto::logprobs::TokenLogprobs;
 use super::fake_states::{FakeStates, extend};
 use super::sampling::sampling;
 use super::{
-    Answer, Backend, BackendError, Batch, BatchSequence, Carried, Draw, Sampled, ScoreRow, StepHandle,
-    StepOutput, VerifyRows, Want, WindowBlocks,
+    Answer, Backend, BackendError, Batch, BatchSequence, Carried, Draw, PoolRows, Sampled, ScoreRow,
+    StepHandle, StepOutput, VerifyRows, Want, WindowBlocks,
 };
 use crate::{BlockId, TokenId};
+
+/// Values of a pooled vector.
+pub const FAKE_WIDTH: u32 = 4;
 
 /// A slot that was never written.
 const POISON: Slot = Slot { token: TokenId::MAX, key: 0xdead_beef_dead_beef };
@@ -53,6 +56,8 @@ pub struct FakeOptions {
     /// Tokens of a repeating text: seven of eight draws return the one that follows the previous token.
     /// Empty: every draw is a hash of all earlier tokens.
     pub habits: Range<TokenId>,
+    /// Whether all rows of a prompt must be in the step that asks for its vector.
+    pub reads_whole: bool,
 }
 
 impl Default for FakeOptions {
@@ -68,6 +73,7 @@ impl Default for FakeOptions {
             fail_at_step: None,
             reads_context: true,
             habits: 0..0,
+            reads_whole: false,
         }
     }
 }
@@ -155,8 +161,22 @@ impl FakeBackend {
                 Answer::verified(batch.draft(verify), drawn.collect())
             }
             Want::Score(score) => Answer::Scored(self.score(score, states[score.row as usize])),
-            Want::Pool(pool) => Answer::Pooled(vec![(states[pool.row as usize] >> 40) as f32]),
+            Want::Pool(pool) => Answer::Pooled(self.pool(batch, pool, states)),
         }
+    }
+
+    /// A vector that depends on all tokens of the prompt.
+    fn pool(&self, batch: &Batch, pool: &PoolRows, states: &[u64]) -> Vec<f32> {
+        let of_sequence = |sequence: &&BatchSequence| sequence.rows.end == pool.rows.end;
+        let sequence = batch.sequences.iter().find(of_sequence).expect("the rows end with a sequence's");
+        if self.options.reads_whole {
+            assert_eq!(pool.rows, sequence.rows, "all rows of the prompt are pooled");
+            assert_eq!(pool.rows.len() as u32, sequence.context_len, "and are in the step");
+        } else {
+            assert_eq!(pool.rows.len(), 1, "the last row is pooled");
+        }
+        let state = mix(states[pool.rows.end as usize - 1], u64::from(pool.second_from.unwrap_or(0)));
+        state.to_le_bytes().chunks(2).map(|pair| f32::from(u16::from_le_bytes([pair[0], pair[1]]))).collect()
     }
 
     /// Draws a token; under a grammar, uniformly from the allowed ones.

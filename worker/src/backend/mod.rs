@@ -24,7 +24,7 @@ use skein_kernels::collective::Lost;
 pub use connections::Connections;
 pub use mask::{Allowed, MaskSlot};
 pub use states::{BatchState, MOST_DRAFTED_WITH_STATES, StateCopy, StateId, StateSave};
-pub use want::{Answer, Draw, PoolRow, SampleRow, Sampled, ScoreRow, StepOutput, VerifyRows, Want};
+pub use want::{Answer, Draw, PoolRows, SampleRow, Sampled, ScoreRow, StepOutput, VerifyRows, Want};
 
 use crate::{BlockId, TokenId};
 pub use skein_model::kv_blocks::{KvBlocks, KvTokenBytes, WindowBlocks};

@@ -24,8 +24,8 @@ pub enum Want {
     Verify(VerifyRows),
     /// Score a prompt token.
     Score(ScoreRow),
-    /// Return a hidden state.
-    Pool(PoolRow),
+    /// Return the vector of a prompt, from a model that pools.
+    Pool(PoolRows),
 }
 
 /// One token to draw from the logits of `row`.
@@ -85,11 +85,14 @@ pub struct ScoreRow {
     pub top: u32,
 }
 
-/// Reads the hidden state of `row` after the last norm.
-#[derive(Debug, Clone, Copy)]
-pub struct PoolRow {
-    /// Row whose hidden state is read.
-    pub row: u32,
+/// Computes the vector of a prompt from the hidden states of `rows` after the last norm.
+#[derive(Debug, Clone)]
+pub struct PoolRows {
+    /// All rows of the prompt if the model reads prompts whole
+    /// ([`skein_model::pooling::PoolingSpec::reads_whole`]), else its last row.
+    pub rows: Range<u32>,
+    /// Prompt position from which the tokens are of the second of two texts; `None` = one text.
+    pub second_from: Option<u32>,
 }
 
 /// One draw, for a sample or at one row of a draft.
@@ -176,7 +179,7 @@ pub enum Answer {
     Verified(Vec<Sampled>),
     /// Answers a [`Want::Score`].
     Scored(TokenLogprobs),
-    /// Answers a [`Want::Pool`]: `[hidden size]`.
+    /// Answers a [`Want::Pool`]: `[width]`, the vector after the model's head, not normalised.
     Pooled(Vec<f32>),
 }
 

@@ -183,7 +183,9 @@ impl Constraints {
                         *reason = FinishReason::Stop(None);
                     }
                 }
-                RequestEvent::Started { .. } | RequestEvent::PromptScored { .. } => {}
+                RequestEvent::Started { .. }
+                | RequestEvent::PromptScored { .. }
+                | RequestEvent::Pooled { .. } => {}
             }
         }
         for ((key, index), (matcher, len)) in moved {

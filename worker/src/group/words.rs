@@ -11,7 +11,7 @@ use skein_proto::sampling::SamplingParams;
 
 use crate::BlockId;
 use crate::backend::{
-    Allowed, Batch, BatchSequence, BatchState, BlockCopy, Carried, LoadedAdapter, MaskSlot, PoolRow,
+    Allowed, Batch, BatchSequence, BatchState, BlockCopy, Carried, LoadedAdapter, MaskSlot, PoolRows,
     SampleRow, ScoreRow, StateCopy, StateId, StateSave, VerifyRows, Want,
 };
 
@@ -108,7 +108,9 @@ fn put_want(words: &mut Vec<u32>, want: &Want) {
             put_masks(words, masks);
         }
         Want::Score(ScoreRow { row, target, top }) => words.extend([SCORE, *row, *target, *top]),
-        Want::Pool(PoolRow { row }) => words.extend([POOL, *row]),
+        Want::Pool(PoolRows { rows, second_from }) => {
+            words.extend([POOL, rows.start, rows.end, second_from.unwrap_or(0)]);
+        }
     }
 }
 
@@ -148,6 +150,8 @@ fn put_params(words: &mut Vec<u32>, params: &SamplingParams) {
         bad_words,
         // Used by the engine only.
         grammar: _,
+        // Only draws travel with their parameters.
+        pooling: _,
     } = params;
     let floats = [temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty];
     words.extend(floats.map(|value| value.to_bits()));
@@ -320,7 +324,10 @@ impl Reader<'_> {
                 }))
             }
             [SCORE] => self.take().map(|[row, target, top]| Want::Score(ScoreRow { row, target, top })),
-            [POOL] => self.take().map(|[row]| Want::Pool(PoolRow { row })),
+            [POOL] => self.take().map(|[start, end, second]| {
+                let second_from = (second != 0).then_some(second);
+                Want::Pool(PoolRows { rows: start..end, second_from })
+            }),
             [_] => Err(self.malformed()),
         }
     }
@@ -369,6 +376,7 @@ impl Reader<'_> {
             logit_bias: self.list(|[token, bias]| (token, f32::from_bits(bias)))?,
             allowed_token_ids: self.words()?,
             bad_words: self.bad_words()?,
+            pooling: None,
             grammar: None,
         })
     }
@@ -455,7 +463,7 @@ pub(crate) mod samples {
                 Want::Sample(sample),
                 Want::Verify(verify),
                 Want::Score(ScoreRow { row: 0, target: 9, top: 4 }),
-                Want::Pool(PoolRow { row: 1 }),
+                Want::Pool(PoolRows { rows: 1..2, second_from: Some(4) }),
             ],
             history: vec![7, 8, 9],
             carried: vec![Carried { at: 1, want: 0 }],

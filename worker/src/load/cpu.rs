@@ -8,6 +8,7 @@ use skein_model::cost::{Product, StepCost};
 use skein_model::fingerprint::{computed_with, fingerprint};
 use skein_model::on_cpu::caches::state_slot_bytes;
 use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::pooling::PoolingSpec;
 use skein_model::served_adapter::{AdapterForm, AdapterModel};
 use skein_model::shard::Shard;
 use skein_model::tensors;
@@ -48,8 +49,10 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     let weights = Weights::open(&config.model)?;
     let embedding = tensors::embedding(&model.spec).find(&weights)?;
     let quantised = stored_form(&model.spec, &weights)?;
-    let numbers = precision::on_cpu(config.precision, embedding.storage(), quantised)?;
+    let numbers =
+        precision::on_cpu(config.precision, embedding.storage(), quantised, model.pooling.is_some())?;
     let (topology, shards) = shards(config, &model.spec)?;
+    check_pooled(config, &model, &topology)?;
     if config.merged_adapter.is_some() {
         check_adapter(config)?;
     }
@@ -68,6 +71,7 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     for bytes in &mut token_bytes {
         bytes.main += draft_model.as_ref().map_or(0, |draft| draft.kv_bytes_per_token);
     }
+    let reads_whole = model.pooling.as_ref().is_some_and(PoolingSpec::reads_whole);
     let rows = config.scheduler.max_num_batched_tokens.saturating_mul(topology.stages as u32);
     let blocks = kv_blocks(
         config,
@@ -76,7 +80,8 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
             + draft_model.as_ref().map_or(0, |draft| draft.weight_bytes)
             + shards.iter().map(|shard| adapter_bytes(config, &model.spec, shard)).sum::<u64>()
                 * u64::from(config.memory_sharers.max(1)),
-        WindowRows { window: model.spec.longest_window(), rows },
+        // Whole prompts leave nothing behind that a window could give back.
+        WindowRows { window: model.spec.longest_window().filter(|_| !reads_whole), rows },
         &token_bytes,
         state_bytes,
         model.max_position_embeddings,
@@ -91,6 +96,24 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
         numbers,
     };
     Ok(CpuPlan { model, topology, shards, options, multiplies_codes, draft_model })
+}
+
+/// Refuses what a model that pools has no use for, or is not computed.
+fn check_pooled(config: &WorkerConfig, model: &ModelConfig, topology: &Topology) -> Result<(), WorkerError> {
+    if model.pooling.is_none() {
+        return Ok(());
+    }
+    let refuse = |what: &str| Err(WorkerError::Unsuitable(what.to_owned()));
+    if topology.ranks() > 1 {
+        return refuse(
+            "a model that computes vectors runs on one rank; leave out --tensor-parallel-size and \
+             --pipeline-parallel-size, and start more workers for more speed",
+        );
+    }
+    if config.cpu.draft_model.is_some() {
+        return refuse("a model that computes vectors drafts no tokens; leave out --speculate");
+    }
+    Ok(())
 }
 
 pub(super) fn load_cpu(
@@ -149,7 +172,11 @@ pub(super) fn load_cpu(
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
         device: DeviceKind::Cpu,
-        grammars: grammars(&config.model, model.spec.vocab_size)?,
+        grammars: match model.pooling {
+            Some(_) => None, // there are no answers to constrain
+            None => grammars(&config.model, model.spec.vocab_size)?,
+        },
+        pooling: model.pooling,
         gaps: None,
         adapters,
         draft_model,

@@ -47,7 +47,8 @@ pub(super) fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
     let welcome = &process.welcome;
     let config = &welcome.config;
     let (stored, quantised) = stored(&config.model)?;
-    let numbers = precision::on_cpu(config.precision, &stored, quantised);
+    let model_config = ModelConfig::from_dir(&config.model).map_err(|error| error.to_string())?;
+    let numbers = precision::on_cpu(config.precision, &stored, quantised, model_config.pooling.is_some());
     let numbers = numbers.map_err(|error| error.to_string())?;
     let merged = config.merged_adapter.as_ref().map(|adapter| adapter.directory.as_path());
     let of_merged = of_merged(merged).map_err(|error| error.to_string())?;
@@ -66,7 +67,7 @@ pub(super) fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
     let source = (&*config.model, merged);
     let model = CpuModel::load_rank(source, options, &cache, connections, &mut |_, _| {});
     let model = model.map_err(|error| error.to_string())?;
-    let spec = ModelConfig::from_dir(&config.model).map_err(|error| error.to_string())?.spec;
+    let spec = model_config.spec;
     let shard = shard_of(&spec, &welcome.plan.topology, welcome.rank).map_err(|error| error.to_string())?;
     let reader = reader(
         welcome,

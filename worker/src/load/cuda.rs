@@ -73,5 +73,6 @@ pub(super) fn load_cuda(
         eos_token_ids: model.eos_token_ids,
         device: DeviceKind::Cuda,
         resume_exact: config.cuda.batch_invariant,
+        pooling: None,
     })
 }

@@ -55,6 +55,13 @@ pub(super) fn plan(
             draft.model_type
         )));
     }
+    if draft.pooling.is_some() {
+        return Err(WorkerError::Unsuitable(format!(
+            "the draft model {} gives vectors of prompts and draws no tokens; take one that does, or --speculate with \
+             drafts from the text itself",
+            path.display(),
+        )));
+    }
     check_tokens(&config.model, path)?;
     let weights = Weights::open(path)?;
     let embedding = tensors::embedding(&draft.spec).find(&weights)?;
@@ -62,7 +69,7 @@ pub(super) fn plan(
     let quantised = stored_form(&draft.spec, &weights)?;
     let quantization = config.precision.quantization.filter(|_| quantised.is_none());
     let asked = Precision { quantization, ..config.precision };
-    let numbers = precision::on_cpu(asked, embedding.storage(), quantised)?;
+    let numbers = precision::on_cpu(asked, embedding.storage(), quantised, false)?;
     let weight_bytes = match weights.scheme() {
         Some(_) if !numbers.decodes() => weights.file_bytes() / 10 * 11,
         _ => draft.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),

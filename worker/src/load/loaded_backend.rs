@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use skein_grammar::Grammars;
 use skein_model::cost::StepCost;
+use skein_model::pooling::PoolingSpec;
 
 use crate::TokenId;
 use crate::adapters::Adapters;
@@ -26,6 +27,8 @@ pub struct LoadedBackend {
     pub device: DeviceKind,
     /// Whether a resumed request continues bit for bit.
     pub resume_exact: bool,
+    /// How the model makes a vector of a prompt, if it does that instead of generating tokens.
+    pub pooling: Option<PoolingSpec>,
     /// Hash that tells apart models of the same name.
     pub fingerprint: u64,
     /// Least cost of a step.
@@ -50,6 +53,7 @@ impl LoadedBackend {
             eos_token_ids: Vec::new(),
             device: DeviceKind::Fake,
             resume_exact: true,
+            pooling: None,
             fingerprint: 0,
             cost: StepCost::default(),
             grammars: None,

@@ -16,7 +16,8 @@ use crate::error::WorkerError;
 const CPU_ARITHMETIC: u32 = 7;
 
 /// Number types on the CPU for a model whose embedding is stored like `weights`. `quantised` names the scheme
-/// or the blocks of its other weights, if they are codes.
+/// or the blocks of its other weights, if they are codes. A model that pools rounds nothing unless it is
+/// asked to: vectors are compared with those of other programs, which compute in 32 bits.
 ///
 /// # Errors
 /// For types that need a GPU, bfloat16 for a model without it, and weights that would be quantised twice.
@@ -24,8 +25,11 @@ pub(crate) fn on_cpu(
     asked: Precision,
     weights: &Storage,
     quantised: Option<&str>,
+    pools: bool,
 ) -> Result<NumberTypes, WorkerError> {
     check_quantization(asked, quantised)?;
+    let is_exact = pools && asked.dtype == Dtype::Auto && asked.quantization.is_none();
+    let asked = if is_exact { Precision { dtype: Dtype::Float32, ..asked } } else { asked };
     let packed = match asked.quantization {
         // Codes are multiplied by activations in 8 bits, numbers by activations in 32.
         None if asked.dtype == Dtype::Float32 && quantised.is_some() => Some(Format::F32),
@@ -143,7 +147,7 @@ mod tests {
     fn the_cpu_follows_the_weights_unless_told_otherwise() {
         let check = |weights, dtype, quantization, kv_cache_dtype, bf16, kv, packed| {
             let asked = Precision { dtype, quantization, kv_cache_dtype };
-            let numbers = on_cpu(asked, &stored(weights), None).unwrap();
+            let numbers = on_cpu(asked, &stored(weights), None, false).unwrap();
             assert_eq!(numbers, NumberTypes { bf16, kv, weights: packed }, "{weights} {asked:?}");
         };
         use Quantization::{Int4, Int8};
@@ -169,7 +173,7 @@ mod tests {
     #[test]
     fn float32_decodes_codes() {
         let wide = Precision { dtype: Dtype::Float32, ..Precision::default() };
-        let of = |asked, quantised| on_cpu(asked, &stored("f16"), quantised).unwrap().weights;
+        let of = |asked, quantised| on_cpu(asked, &stored("f16"), quantised, false).unwrap().weights;
         assert_eq!(of(wide, Some("Q8_0")), Some(Format::F32));
         assert_eq!(of(wide, None), None, "there are no codes");
         assert_eq!(of(Precision::default(), Some("Q8_0")), None);
@@ -190,11 +194,11 @@ mod tests {
             (wide, "bf16", "--dtype float32 rounds nothing"),
             (half, "f16", "--dtype bfloat16 needs weights in bfloat16"),
         ] {
-            let said = on_cpu(asked, &stored(weights), None).unwrap_err().to_string();
+            let said = on_cpu(asked, &stored(weights), None, false).unwrap_err().to_string();
             assert!(said.contains(expected), "{said}");
         }
         let int8 = Precision { quantization: Some(Quantization::Int8), ..Precision::default() };
-        let said = on_cpu(int8, &stored("bf16"), Some("bitsandbytes")).unwrap_err().to_string();
+        let said = on_cpu(int8, &stored("bf16"), Some("bitsandbytes"), false).unwrap_err().to_string();
         assert!(said.contains("already quantised with bitsandbytes"), "{said}");
         assert_eq!(on_cuda(fp8).unwrap(), Fp8 { weights: true, kv_cache: false });
         assert_eq!(on_cuda(fp8_cache).unwrap(), Fp8 { weights: false, kv_cache: true });

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Scheduler;
+use super::limits::attended;
 use super::step::Step;
 use super::step_time::Work;
 
@@ -93,11 +94,6 @@ impl Scheduler {
 /// small remainder would cost a step of its own.
 pub(super) fn even_chunk(left: u32, most: u32) -> u32 {
     left.div_ceil(left.div_ceil(most).max(1))
-}
-
-/// Positions that rows `start..end` of a sequence attend to: each attends to all before it and itself.
-pub(super) fn attended(start: u32, end: u32) -> u64 {
-    (u64::from(start) + 1 + u64::from(end)) * u64::from(end - start) / 2
 }
 
 #[cfg(test)]

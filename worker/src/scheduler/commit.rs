@@ -73,6 +73,10 @@ impl Scheduler {
         match planned.draws {
             Draws::None => {}
             Draws::Next { want } => self.accept_draw(sequence, &output.answers[want], events),
+            Draws::Pool { want } => match &output.answers[want] {
+                Answer::Pooled(vector) => sequence.accept_vector(vector.clone(), events),
+                other => unreachable!("a vector was wanted, not {other:?}"),
+            },
             Draws::Fork { wants, samples } => {
                 self.fork_samples(sequence, &samples, &output.answers[wants], forks, events);
             }

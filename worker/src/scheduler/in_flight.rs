@@ -81,6 +81,8 @@ impl Sequence {
         }
         self.last_draw().and_then(|(drawn_in, draws)| match draws {
             Draws::Fork { .. } => Some(Pause::Forking),
+            // Its only draw is its last.
+            Draws::Pool { .. } => Some(Pause::Ending),
             Draws::Verify { .. } => Some(Pause::Verifying),
             // A history may end with one unknown token, which only the step just before can supply. The next
             // mask and the end of a banned sequence depend on that token.

@@ -143,6 +143,7 @@ impl Scheduler {
                 .max(1),
             max_num_batched_tokens: config.max_num_batched_tokens.max(1),
             max_waiting: config.max_num_queued_reqs,
+            whole_prompts: false,
             stages: 1,
         };
         Self {
@@ -168,6 +169,14 @@ impl Scheduler {
     /// last token is known. Each step gets an even part of the streams, so that all stages have work.
     pub fn set_stages(&mut self, stages: u32) {
         self.limits.stages = stages.max(1);
+    }
+
+    /// Puts all rows of a prompt into one step from now on, for a model whose tokens attend to later ones, or
+    /// whose vector is made of all rows. A step with only one prompt may then have more rows than
+    /// `max_num_batched_tokens`. Nothing may be cached: what a row computes depends on the rows after it.
+    pub fn set_whole_prompts(&mut self) {
+        assert!(!self.share_prefixes, "rows of a prompt read whole are not cached");
+        self.limits.whole_prompts = true;
     }
 
     /// Gives streams drafts from now on; the backend must be able to verify them.
@@ -208,6 +217,7 @@ impl Scheduler {
                 continue;
             }
             sequence.carries = self.limits.stages == 1;
+            sequence.is_read_whole = self.limits.whole_prompts;
             sequence.extend_hashes(self.limits.block_size);
             if first && self.share_prefixes {
                 (accepted.cached_blocks, accepted.uncached_hashes) = self.prompt_hashes(&sequence);

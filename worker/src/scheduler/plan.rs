@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use skein_node::clock::Timestamp;
 
-use super::budget::{attended, even_chunk};
+use super::budget::even_chunk;
 use super::checkpoints::Checkpoints;
 use super::class::Class;
 use super::drafts::Drafts;
@@ -119,6 +119,7 @@ impl Scheduler {
                     && !sequence.is_in(number)
                     && sequence.pending(number) > 0
                     && most(sequence) > 0
+                    && self.may_be_in(sequence, &plan.step)
                     && !is_for_later(sequence)
             };
             let next = self.queues.running.iter().position(wants);
@@ -135,7 +136,11 @@ impl Scheduler {
             let Some(next) = next else { break };
             let sequence = &self.queues.running[next];
             let mut most = most(sequence);
-            if overtaking.is_empty() {
+            if self.limits.whole_prompts {
+                let rows = sequence.pending(number);
+                plan.step.budget += rows.saturating_sub(most);
+                most = rows;
+            } else if overtaking.is_empty() {
                 let is_last =
                     self.queues.waiting.is_empty() && !self.queues.running[next + 1..].iter().any(wants);
                 let rows = self.chunk_rows(sequence.pending(number), most, is_last, &plan.step);
@@ -148,11 +153,21 @@ impl Scheduler {
         }
     }
 
+    /// Whether the step has room for as many rows of the prompt as it needs at once.
+    fn may_be_in(&self, sequence: &Sequence, step: &Step) -> bool {
+        // A prompt that is longer than any step allows has one for itself.
+        !self.limits.whole_prompts || step.rows == 0 || sequence.pending(step.number) <= step.left()
+    }
+
     /// Admits overtaking prompts, reserves rows for them, and shortens the step so that overtaking pays off.
     fn plan_overtaking(&mut self, class: Class, plan: &mut Plan) -> Overtaking {
         let prompt_rows = plan.step.left();
         let mut overtaking = Overtaking::default();
         let mut half = prompt_rows / 2;
+        // Part of a prompt that is read whole would be of no use.
+        if self.limits.whole_prompts {
+            return overtaking;
+        }
         let found = shorter(&self.queues, &self.limits, &self.kv, self.room(), plan.step.number);
         let Some((first, shorter)) = found.filter(|(first, _)| class.has(first.rank)) else {
             return overtaking;
@@ -198,7 +213,8 @@ impl Scheduler {
             return false;
         }
         let known = self.grow(index, start..wanted, plan);
-        if known == start {
+        let is_cut = self.limits.whole_prompts && known < wanted;
+        if known == start || is_cut {
             return false;
         }
         let drafted = if drafts { self.grow_for_draft(index, known, plan) } else { 0 };
@@ -207,7 +223,7 @@ impl Scheduler {
         let sequence = &mut self.queues.running[index];
         let drafted = (drafted > 0 || always).then_some(drafted);
         sequence.plan_rows(number, rows, drafted, &mut self.kv, &mut plan.batch);
-        plan.step.attended += attended(start, start + rows);
+        plan.step.attended += self.limits.attended(start, start + rows);
         plan.step.rows += rows;
         if decoding {
             plan.step.streams += 1;

@@ -22,6 +22,8 @@ pub(super) enum Draws {
     Next { want: usize },
     /// The first tokens of samples that share one sequence until now.
     Fork { wants: Range<usize>, samples: Vec<u32> },
+    /// No token, but the vector of the prompt.
+    Pool { want: usize },
     /// The next tokens: verifies a draft of `len` tokens, which are the last rows.
     Verify { want: usize, len: u32 },
 }

@@ -134,6 +134,15 @@ pub enum RequestEvent {
         /// Present if the request asked for log-probabilities.
         logprobs: Option<TokenLogprobs>,
     },
+    /// The vector of the prompt was computed; its sample ends with it.
+    Pooled {
+        /// The request's key.
+        request: RequestKey,
+        /// Index of the sample.
+        sample: u32,
+        /// The vector, not normalised.
+        vector: Vec<f32>,
+    },
     /// A sample ended. Each does so exactly once, unless the request is cancelled.
     Finished {
         /// The request's key.
@@ -180,6 +189,7 @@ impl RequestEvent {
             Self::Started { request, .. }
             | Self::PromptScored { request, .. }
             | Self::Token { request, .. }
+            | Self::Pooled { request, .. }
             | Self::Finished { request, .. } => request,
         }
     }

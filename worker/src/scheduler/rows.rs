@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use super::planned_rows::{Draws, PlannedRows};
 use super::sequence::Sequence;
-use crate::backend::{Batch, BatchSequence, BatchState, MaskSlot, SampleRow, ScoreRow, VerifyRows, Want};
+use crate::backend::{
+    Batch, BatchSequence, BatchState, MaskSlot, PoolRows, SampleRow, ScoreRow, VerifyRows, Want,
+};
 use crate::kv_cache::KvCache;
 
 impl Sequence {
@@ -50,6 +52,10 @@ impl Sequence {
         let last_row = first_row + (known - start) - 1;
         let draws = match drafted {
             _ if known < self.planned_len() => Draws::None,
+            _ if self.is_pooled() => {
+                let first = if self.is_read_whole { first_row } else { last_row };
+                self.plan_pooling(first..last_row + 1, batch)
+            }
             Some(len) if self.samples.len() == 1 => self.plan_verification(len, last_row, batch),
             _ => self.plan_draws(end, last_row, batch),
         };
@@ -75,6 +81,13 @@ impl Sequence {
             batch.wants.push(Want::Score(score));
         }
         before..batch.wants.len()
+    }
+
+    /// Asks for the vector of its prompt, which is made of `rows`.
+    fn plan_pooling(&self, rows: Range<u32>, batch: &mut Batch) -> Draws {
+        let second_from = self.params.pooling.and_then(|pooling| pooling.second_from);
+        batch.wants.push(Want::Pool(PoolRows { rows, second_from }));
+        Draws::Pool { want: batch.wants.len() - 1 }
     }
 
     /// Draws for all its samples from `row`, whose successor is at position `end`.

@@ -66,6 +66,8 @@ pub(super) struct Sequence {
     pub masks: Vec<(u32, MaskSlot)>,
     /// Whether a token that is still being drawn may be carried into the next step.
     pub carries: bool,
+    /// Whether its vector is made of all rows of its prompt, in one step.
+    pub is_read_whole: bool,
     /// State of its drafts.
     pub progress: Progress,
     /// Number of tokens, and the guessed tokens that the grammar forces after them.
@@ -102,7 +104,7 @@ impl Sequence {
             samples,
             tokens,
             prompt_len,
-            max_len: prompt_len.saturating_add(request.params.max_tokens).min(max_model_len),
+            max_len: longest(request, max_model_len),
             params: request.params.clone(),
             scope: request.scope.clone(),
             adapter: request.adapter.clone(),
@@ -117,6 +119,7 @@ impl Sequence {
             planned: VecDeque::new(),
             masks: Vec::new(),
             carries: true,
+            is_read_whole: false,
             progress: Progress::default(),
             forced: (0, Vec::new()),
             modelled: (0, Vec::new()),
@@ -140,6 +143,11 @@ impl Sequence {
     /// Streaming: the prompt is done and, as far as is known, it is one row away from its next token.
     pub fn is_streaming(&self) -> bool {
         self.uncomputed() == 1 && self.output_len() > 0
+    }
+
+    /// Whether it ends with the vector of its prompt instead of tokens.
+    pub fn is_pooled(&self) -> bool {
+        self.params.pooling.is_some()
     }
 
     /// Whether a grammar constrains its draws.
@@ -200,6 +208,7 @@ impl Sequence {
             planned: VecDeque::new(),
             masks: Vec::new(),
             carries: self.carries,
+            is_read_whole: self.is_read_whole,
             progress: Progress::default(),
             forced: (0, Vec::new()),
             modelled: (0, Vec::new()),
@@ -231,6 +240,12 @@ impl Sequence {
         }
     }
 
+    /// Ends with the vector of its prompt.
+    pub fn accept_vector(&mut self, vector: Vec<f32>, events: &mut Vec<RequestEvent>) {
+        events.push(RequestEvent::Pooled { request: self.request, sample: self.samples[0], vector });
+        self.finish(FinishReason::Stop(None), events);
+    }
+
     /// True if no further token fits.
     pub fn is_full(&self) -> bool {
         self.len() >= self.max_len
@@ -243,6 +258,13 @@ impl Sequence {
         let finished = |&sample: &u32| RequestEvent::Finished { request, sample, position, reason };
         events.extend(self.samples.iter().map(finished));
     }
+}
+
+/// Most tokens that a sequence of `request` may reach. A pooled one never has the token that it counts as
+/// drawing.
+fn longest(request: &NewRequest, max_model_len: u32) -> u32 {
+    let wanted = (request.prompt.len() as u32).saturating_add(request.params.max_tokens);
+    if request.params.pooling.is_some() { wanted } else { wanted.min(max_model_len) }
 }
 
 /// Client call that a sequence belongs to.

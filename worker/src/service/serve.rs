@@ -6,6 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use skein_grammar::tokenizer_fingerprint;
+use skein_model::pooling::PoolingSpec;
 use skein_node::clock;
 use skein_node::trace::{self, PROCESS};
 use skein_proto::info::WorkerInfo;
@@ -131,7 +132,10 @@ impl Running {
 
 /// Builds scheduler and engine over a loaded backend.
 pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(Ready, Engine), WorkerError> {
-    let limits = &config.scheduler_on(loaded.device);
+    let mut limits = config.scheduler_on(loaded.device);
+    let whole_prompts = loaded.pooling.as_ref().is_some_and(PoolingSpec::reads_whole);
+    limits.enable_prefix_caching &= !whole_prompts;
+    let limits = &limits;
     let kv_blocks = loaded.backend.kv_blocks();
     let max_model_len = sizing::max_model_len(limits, loaded.model_len, kv_blocks);
     if max_model_len < 2 {
@@ -141,12 +145,17 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
     let (window, state_slots) = (loaded.backend.window_blocks(), loaded.backend.state_slots());
     let mut scheduler = Scheduler::new(limits, loaded.backend.all_blocks(), max_model_len);
     scheduler.set_stages(loaded.backend.stages() as u32);
+    if whole_prompts {
+        scheduler.set_whole_prompts();
+    }
     let guesser = Guesser::new(limits.speculate, limits.enable_prefix_caching);
     let guesser = match &loaded.draft_model {
         Some(_) => guesser.map(Guesser::with_model),
         None => guesser,
     };
     match guesser {
+        // There is nothing to draft.
+        Some(_) if loaded.pooling.is_some() => {}
         Some(guesser) if loaded.backend.verifies() => scheduler.set_drafts(Drafts::guessed(guesser)),
         Some(_) if limits.speculate != Speculate::Auto => tracing::warn!(
             backend = loaded.device.name(),
@@ -175,6 +184,7 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         grammar_fingerprint: loaded.grammars.as_ref().map_or(0, |grammars| grammars.fingerprint()),
         tokenizer_fingerprint: fingerprint_of_tokenizer(&config.model),
         serving_since_ms: config.serving_since_ms.unwrap_or_else(now_ms),
+        pooled: loaded.pooling.as_ref().map(PoolingSpec::described),
     };
     tracing::info!(
         model = info.model,

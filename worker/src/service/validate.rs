@@ -43,14 +43,7 @@ pub(crate) fn request(
     let allowed = format_args!("-{MAX_PRIORITY}..={MAX_PRIORITY}");
     check(request.priority.unsigned_abs() <= MAX_PRIORITY as u32, "priority", request.priority, allowed)?;
     let prompt_len = request.prompt_token_ids.len();
-    let longest = facts.info.max_model_len as usize - 1;
-    let allowed = format_args!("1..={longest} tokens, this worker's max_model_len less one to generate");
-    check(
-        (1..=longest).contains(&prompt_len),
-        "prompt_token_ids",
-        format_args!("{prompt_len} tokens"),
-        allowed,
-    )?;
+    check_prompt_len(prompt_len, facts)?;
     check_tokens(&request.prompt_token_ids, "prompt_token_ids", facts.info.vocab_size)?;
     let Some(params) = request.sampling else {
         return Err(Invalid {
@@ -60,6 +53,7 @@ pub(crate) fn request(
         });
     };
     let params = sampling(params, facts)?;
+    check_pooling(&params, &request.samples, prompt_len, facts)?;
     let samples = samples(request.samples, prompt_len, &params, facts)?;
     let timeout = Duration::from_millis(request.timeout_ms);
     Ok(NewRequest {
@@ -77,6 +71,40 @@ pub(crate) fn request(
         priority: request.priority,
         deadline: (!timeout.is_zero() && timeout <= MAX_TIMEOUT).then(|| now + timeout),
     })
+}
+
+fn check_prompt_len(prompt_len: usize, facts: &ModelFacts) -> Result<(), Invalid> {
+    let max_model_len = facts.info.max_model_len as usize;
+    let (longest, of) = match facts.info.pooled {
+        Some(_) => (max_model_len, "max_model_len"),
+        None => (max_model_len - 1, "max_model_len less one to generate"),
+    };
+    let allowed = format_args!("1..={longest} tokens, this worker's {of}");
+    let fits = (1..=longest).contains(&prompt_len);
+    check(fits, "prompt_token_ids", format_args!("{prompt_len} tokens"), allowed)
+}
+
+/// A model either pools or generates. A pooled request asks for one vector, and nothing of it was delivered.
+fn check_pooling(
+    params: &SamplingParams,
+    samples: &[wire::Sample],
+    prompt_len: usize,
+    facts: &ModelFacts,
+) -> Result<(), Invalid> {
+    let Some(pooling) = params.pooling else {
+        let generates = facts.info.pooled.is_none();
+        return check(generates, "sampling.pooling", "none", "a vector, which is what this model computes");
+    };
+    let pools = facts.info.pooled.is_some();
+    check(pools, "sampling.pooling", "a vector", "tokens, which are what this model generates")?;
+    check(params.max_tokens == 1, "max_tokens", params.max_tokens, "1 with pooling")?;
+    let is_one = samples.len() == 1 && samples.iter().all(|sample| sample.delivered_token_ids.is_empty());
+    check(is_one, "samples", samples.len(), "one without delivered tokens, with pooling")?;
+    let is_plain = params.grammar.is_none() && params.logprobs.is_none() && params.prompt_logprobs.is_none();
+    check(is_plain, "sampling", "a grammar or log-probabilities", "neither with pooling")?;
+    let second = pooling.second_from.unwrap_or(1);
+    let allowed = format_args!("a position in the prompt of {prompt_len} tokens");
+    check((second as usize) <= prompt_len.max(1), "sampling.pooling.second_from", second, allowed)
 }
 
 /// Key by which other readers may join the request; `None` if none may.
@@ -125,7 +153,7 @@ fn samples(
     let allowed = format_args!("1..={MAX_SAMPLES} samples");
     check((1..=MAX_SAMPLES).contains(&samples.len()), "samples", samples.len(), allowed)?;
     let mut seen = HashSet::new();
-    let most = (params.max_tokens as usize).min(facts.info.max_model_len as usize - prompt_len);
+    let most = (facts.info.max_model_len as usize).saturating_sub(prompt_len).min(params.max_tokens as usize);
     let checked = |wire::Sample { index, delivered_token_ids: delivered }| {
         let fresh_index = index < MAX_SAMPLE_INDEX && seen.insert(index);
         check(

@@ -15,6 +15,7 @@ mod long_context;
 mod long_prompts;
 mod made_adapters;
 mod overlap;
+mod pooling;
 mod quantised;
 mod rank_adapters;
 mod ranks;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
-use skein_worker::backend::{Backend, BackendError, Batch, PoolRow, ScoreRow, VerifyRows, Want};
+use skein_worker::backend::{Backend, BackendError, Batch, PoolRows, ScoreRow, VerifyRows, Want};
 use skein_worker::check::Sequence;
 
 use crate::batches::{BLOCK_SIZE, golden, load, sample, sequence_of};
@@ -164,7 +164,7 @@ fn what_this_backend_cannot_give_is_said() {
     let backend = &mut backend();
     let mut batch = Batch::default();
     sequence_of(PROMPT.into(), 0, BLOCK_SIZE).put(&mut batch, 9);
-    batch.wants.push(Want::Pool(PoolRow { row: 8 }));
+    batch.wants.push(Want::Pool(PoolRows { rows: 8..9, second_from: None }));
     let step = backend.launch(batch).unwrap();
     let error = backend.collect(step).unwrap_err();
     assert!(matches!(error, BackendError::Unsupported { backend: "cpu", .. }), "{error}");

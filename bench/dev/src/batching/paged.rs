@@ -102,7 +102,9 @@ impl Batcher for Paged {
                     self.jobs[request.0 as usize] = None;
                     ended.push(request.0 as usize);
                 }
-                RequestEvent::Started { .. } | RequestEvent::PromptScored { .. } => {}
+                RequestEvent::Started { .. }
+                | RequestEvent::PromptScored { .. }
+                | RequestEvent::Pooled { .. } => {}
             }
         }
     }

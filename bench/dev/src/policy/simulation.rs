@@ -351,5 +351,6 @@ fn info(machine: &Machine) -> WorkerInfo {
         grammar_fingerprint: 0,
         tokenizer_fingerprint: 0,
         serving_since_ms: 0,
+        pooled: None,
     }
 }

@@ -34,6 +34,7 @@ fn standing(id: u32, now: u64, rng: &mut impl Rng) -> Standing {
             max_model_len: rng.random_range(10..14),
             vocab_size: 300,
             max_num_seqs: rng.random_range(1..4),
+            pools: false,
         },
         able_until: if is_out { Timestamp::ZERO } else { able_until },
         doubtful_at: able_until,

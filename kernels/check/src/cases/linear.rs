@@ -207,7 +207,9 @@ impl<T: Activation> Operands<T> {
                 let logit = match by {
                     Gate::Silu => gate,
                     Gate::GeluTanh => (8.0 / std::f64::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3)),
-                    Gate::Clamped { .. } | Gate::SquaredRelu => unreachable!("it has no kernel"),
+                    Gate::Clamped { .. } | Gate::SquaredRelu | Gate::Gelu | Gate::Relu => {
+                        unreachable!("it has no kernel")
+                    }
                 };
                 gate / (1.0 + (-logit).exp()) * result(self.linear.n / 2 + column)
             }

@@ -8,8 +8,10 @@
 //! size or the assignment of chunks to threads, so neither do the bits of the result. ([`element`] defines
 //! the chain for each type of cached numbers.)
 //!
-//! A sliding window excludes the positions before it; chunk boundaries stay where they are. A softcap is
-//! applied to a chunk's scores before its softmax. A sink is added to the sum of weights after all chunks.
+//! In a bidirectional model a row also sees positions after its own, up to its sequence's end or its
+//! window's; the step has all rows of the sequence then. A sliding window excludes the positions before it;
+//! chunk boundaries stay where they are. A softcap is applied to a chunk's scores before its softmax. A sink
+//! is added to the sum of weights after all chunks.
 //!
 //! In a latent cache (DeepSeek-AI 2024) a value is the start of its key and is read from there. Lane `i` of
 //! sixteen then is one chain over the positions `p` with `p % 16 == i`, and the lanes are added in ascending
@@ -67,22 +69,21 @@ pub fn attend(
     );
     assert!(a.q.len() == rows * a.stride && out.len() == rows * width, "q and out have the same rows");
     for sequence in sequences {
-        let context = sequence.position + sequence.rows.len();
-        assert!(sequence.blocks.len() * shape.block_size >= context, "a block table covers its context");
+        let end = sequence.position + sequence.rows.len();
+        assert!(sequence.end >= end, "a sequence's rows are among its positions");
+        assert!(sequence.blocks.len() * shape.block_size >= sequence.end, "a block table covers its context");
     }
     assert!(a.window != Some(0), "a window holds at least the row's own position");
     assert!(a.sinks.is_none_or(|sinks| sinks.len() == a.heads), "a sink for each head");
-    let longest = sequences.iter().map(|s| s.position + s.rows.len()).max().unwrap_or(0);
+    let longest = sequences.iter().map(|s| s.end).max().unwrap_or(0);
     let window = a.window.map(|window| window as usize).filter(|window| *window < longest);
     let state = States::stride(a.cache.layout());
     let Scratch { plans, threads: buffers, states } = scratch;
     let threads = cpu.threads.count();
     let plan = &mut plans[usize::from(window.is_some())];
     let window = window.unwrap_or(usize::MAX);
-    plan.make(
-        PlanShape { threads, group, kv_heads: shape.kv_heads, window, is_chunked: a.is_chunked, state },
-        sequences,
-    );
+    let (kv_heads, is_chunked, ahead) = (shape.kv_heads, a.is_chunked, a.ahead as usize);
+    plan.make(PlanShape { threads, group, kv_heads, window, is_chunked, ahead, state }, sequences);
     buffers.resize_with(threads, ThreadScratch::default);
     if states.len() < plan.states() * state {
         states.resize(plan.states() * state, 0.0);

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::query::{CHUNK, SequenceRows, seen_from};
+use super::query::{CHUNK, SequenceRows, seen_from, seen_to};
 
 /// Most queries (rows times query heads of one KV head) per tile, unless a single row has more. They share
 /// each read of a chunk, which stays in the second-level cache until then.
@@ -25,6 +25,8 @@ pub(super) struct PlanShape {
     pub(super) window: usize,
     /// Whether windows start at their multiples.
     pub(super) is_chunked: bool,
+    /// Most positions after its own that a row sees.
+    pub(super) ahead: usize,
     /// Number of `f32` in a query's state.
     pub(super) state: usize,
 }
@@ -61,8 +63,8 @@ pub(super) struct Split {
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     shape: PlanShape,
-    /// First row, number of rows and first position of each sequence.
-    key: Vec<(usize, usize, usize)>,
+    /// First row, number of rows, first position and end of each sequence.
+    key: Vec<[usize; 4]>,
     pieces: Vec<Piece>,
     states: usize,
     /// Number of finished pieces of each split tile.
@@ -72,7 +74,7 @@ pub(super) struct Plan {
 impl Plan {
     /// Plans the pieces of all `sequences`, longest first.
     pub(super) fn make(&mut self, shape: PlanShape, sequences: &[SequenceRows<'_>]) {
-        let key = sequences.iter().map(|s| (s.rows.start, s.rows.len(), s.position));
+        let key = sequences.iter().map(|s| [s.rows.start, s.rows.len(), s.position, s.end]);
         if self.shape == shape && key.clone().eq(self.key.iter().copied()) {
             return;
         }
@@ -88,9 +90,9 @@ impl Plan {
             })
         };
         let chunks = |index: usize, rows: &Range<usize>| {
-            let position = sequences[index].position;
+            let SequenceRows { position, end, .. } = sequences[index];
             let seen_from = seen_from(position + rows.start, shape.window, shape.is_chunked);
-            seen_from / CHUNK..(position + rows.end).div_ceil(CHUNK)
+            seen_from / CHUNK..seen_to(position + rows.end - 1, shape.ahead, end).div_ceil(CHUNK)
         };
         let total: usize = tiles().map(|(index, rows)| rows.len() * chunks(index, &rows).len()).sum();
         // Most rows times chunks of one KV head that a piece should have.
@@ -149,23 +151,23 @@ mod tests {
     use super::*;
 
     fn rows(start: usize, count: usize, position: usize) -> SequenceRows<'static> {
-        SequenceRows { rows: start..start + count, position, blocks: &[] }
+        SequenceRows { rows: start..start + count, position, end: position + count, blocks: &[] }
     }
 
     /// Checks that the plan's pieces cover every chunk of every row and head once; returns the number of
     /// pieces.
     fn check(threads: usize, group: usize, sequences: &[SequenceRows<'_>]) -> usize {
-        check_window(threads, group, (usize::MAX, false), sequences)
+        check_window(threads, group, (usize::MAX, false, 0), sequences)
     }
 
     fn check_window(
         threads: usize,
         group: usize,
-        (window, is_chunked): (usize, bool),
+        (window, is_chunked, ahead): (usize, bool, usize),
         sequences: &[SequenceRows<'_>],
     ) -> usize {
         let mut plan = Plan::default();
-        plan.make(PlanShape { threads, group, kv_heads: 2, window, is_chunked, state: 80 }, sequences);
+        plan.make(PlanShape { threads, group, kv_heads: 2, window, is_chunked, ahead, state: 80 }, sequences);
         let mut taken = std::collections::BTreeSet::new();
         let mut states = std::collections::BTreeSet::new();
         for piece in plan.pieces() {
@@ -187,8 +189,9 @@ mod tests {
         }
         for (index, sequence) in sequences.iter().enumerate() {
             for row in 0..sequence.rows.len() {
-                let context = sequence.position + row + 1;
-                for chunk in seen_from(context - 1, window, is_chunked) / CHUNK..context.div_ceil(CHUNK) {
+                let position = sequence.position + row;
+                let end = seen_to(position, ahead, sequence.end).div_ceil(CHUNK);
+                for chunk in seen_from(position, window, is_chunked) / CHUNK..end {
                     assert!((0..2).all(|head| taken.contains(&(index, row, head, chunk))));
                 }
             }
@@ -216,10 +219,12 @@ mod tests {
         for (threads, window) in
             [1, 2, 8].into_iter().flat_map(|t| [1, 2, 255, 256, 257, 4096].map(|w| (t, w)))
         {
-            check_window(threads, 7, (window, false), &batch);
-            check_window(threads, 7, (window, true), &batch);
+            check_window(threads, 7, (window, false, 0), &batch);
+            check_window(threads, 7, (window, true, 0), &batch);
+            check_window(threads, 7, (window, false, window - 1), &batch);
+            check_window(threads, 7, (usize::MAX, false, usize::MAX), &batch);
         }
-        assert_eq!(check_window(2, 7, (200, false), &[rows(0, 1, 32_767)]), 2, "one chunk of 128");
+        assert_eq!(check_window(2, 7, (200, false, 0), &[rows(0, 1, 32_767)]), 2, "one chunk of 128");
     }
 
     #[test]
@@ -234,6 +239,7 @@ mod tests {
                     kv_heads: 1,
                     window: usize::MAX,
                     is_chunked: false,
+                    ahead: 0,
                     state: 80,
                 },
                 &sequences,

@@ -14,6 +14,8 @@ pub struct SequenceRows<'a> {
     pub rows: Range<usize>,
     /// Position of the first row; the others follow it.
     pub position: usize,
+    /// Number of the sequence's positions whose keys and values are cached, those of this step included.
+    pub end: usize,
     /// The sequence's block table.
     pub blocks: &'a [u32],
 }
@@ -41,6 +43,8 @@ pub struct Attention<'a> {
     pub window: Option<u32>,
     /// Whether windows do not slide: a row sees the positions from the last multiple of the window on.
     pub is_chunked: bool,
+    /// A row sees so many positions after its own, too, as far as its sequence has them: 0 in decoders.
+    pub ahead: u32,
     /// If set, scores become `softcap * tanh(score / softcap)`.
     pub softcap: Option<f32>,
     /// `[heads]`: a logit that takes part in the softmax but has no value.
@@ -53,6 +57,11 @@ impl Attention<'_> {
         let first = (kv_head * self.group).saturating_sub(self.skipped);
         first..((kv_head + 1) * self.group - self.skipped).min(self.heads)
     }
+}
+
+/// End of the positions that the row at `position` sees, in a sequence of `end` positions.
+pub(super) fn seen_to(position: usize, ahead: usize, end: usize) -> usize {
+    end.min((position + 1).saturating_add(ahead))
 }
 
 /// First position that the row at `position` sees.

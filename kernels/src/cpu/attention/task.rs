@@ -9,7 +9,7 @@ use super::super::simd::{Kernel, LANES, Simd};
 use super::super::softcap::Softcap;
 use super::element::{Bf16, Bf16Dot, Element, F16, F32, Fp8, Int8};
 use super::plan::{Piece, Plan, Split};
-use super::query::{Attention, CHUNK, SequenceRows, seen_from};
+use super::query::{Attention, CHUNK, SequenceRows, seen_from, seen_to};
 use super::state::States;
 use super::tile::{Attend, Chunk, MAX_QUERIES, Queries, SCORE_STRIDE, TILES_PER_CHUNK, Tiles};
 
@@ -117,16 +117,28 @@ impl<'a> Task<'a> {
         *self.scratch = ThreadScratch { queries, scores, states: own, gathered };
     }
 
-    /// Context length of query `i`: its own position and all before it.
+    /// Position of query `i`.
     #[inline(always)]
-    fn context(&self, i: usize) -> usize {
-        self.rows().position + self.piece.rows.start + i / self.heads.len() + 1
+    fn position(&self, i: usize) -> usize {
+        self.rows().position + self.piece.rows.start + i / self.heads.len()
+    }
+
+    /// End of the positions that query `i` sees.
+    #[inline(always)]
+    fn seen_to(&self, i: usize) -> usize {
+        seen_to(self.position(i), self.ahead(), self.rows().end)
+    }
+
+    /// Most positions after its own that a row sees.
+    #[inline(always)]
+    fn ahead(&self) -> usize {
+        self.a.ahead as usize
     }
 
     /// First position that query `i` sees.
     #[inline(always)]
     fn seen_from(&self, i: usize) -> usize {
-        seen_from(self.context(i) - 1, self.window, self.a.is_chunked)
+        seen_from(self.position(i), self.window, self.a.is_chunked)
     }
 
     /// Factor that the softmax applies to scores; capped scores are already scaled.
@@ -174,7 +186,8 @@ impl<'a> Task<'a> {
     /// Number of tiles that `piece` reads of `chunk`.
     #[inline(always)]
     fn tiles_of(&self, piece: &Piece, chunk: usize) -> usize {
-        let end = self.sequences[piece.sequence].position + piece.rows.end;
+        let rows = &self.sequences[piece.sequence];
+        let end = seen_to(rows.position + piece.rows.end - 1, self.ahead(), rows.end);
         end.min((chunk + 1) * CHUNK).div_ceil(TILE) - chunk * TILES_PER_CHUNK
     }
 
@@ -216,7 +229,8 @@ impl<'a> Task<'a> {
         gathered.clear();
         gathered.resize(tiles.count * bytes, 0);
         let start = chunk * CHUNK;
-        let end = (rows.position + self.piece.rows.end).min(start + tiles.count * TILE);
+        let end = seen_to(rows.position + self.piece.rows.end - 1, self.ahead(), rows.end);
+        let end = end.min(start + tiles.count * TILE);
         for position in start.max(self.seen_from(0))..end {
             let slot = rows.blocks[position / size] as usize * size + position % size;
             let from = cache.tile(self.a.layer, slot / TILE, self.piece.kv_head);
@@ -243,8 +257,9 @@ impl<'a> Task<'a> {
     ) {
         let width = chunk.layout.width;
         let (position, rows) = (self.rows().position + self.piece.rows.start, self.piece.rows.len());
-        // Skip rows before the chunk, and rows whose window starts after it.
-        let mut first = chunk.start.saturating_sub(position).min(rows) * self.heads.len();
+        // Skip rows that see nothing from the chunk on, and rows whose window starts after it.
+        let sees_on = chunk.start.saturating_sub(position).saturating_sub(self.ahead());
+        let mut first = sees_on.min(rows) * self.heads.len();
         let end = chunk.start + CHUNK;
         let last_position = if self.a.is_chunked {
             end.div_ceil(self.window).saturating_mul(self.window)
@@ -259,7 +274,7 @@ impl<'a> Task<'a> {
                 ([0; MAX_QUERIES], [0; MAX_QUERIES], [true; MAX_QUERIES]);
             for i in 0..count {
                 let seen_from = self.seen_from(first + i);
-                visible[i] = (self.context(first + i) - chunk.start).min(CHUNK);
+                visible[i] = (self.seen_to(first + i) - chunk.start).min(CHUNK);
                 hidden[i] = seen_from.saturating_sub(chunk.start);
                 is_first[i] = self.piece.split.is_some() || chunk.start <= seen_from;
             }
@@ -287,14 +302,14 @@ impl<'a> Task<'a> {
     }
 
     /// For each query, joins the states of later chunks to that of its first chunk, in order, and writes the
-    /// result. `states` starts with the tile's chunk `first`; chunks before a query's window or beyond its
-    /// context are skipped.
+    /// result. `states` starts with the tile's chunk `first`; chunks before or after what a query
+    /// sees are skipped.
     #[inline(always)]
     fn join<S: Simd>(&self, s: S, states: &mut States<'_>, first: usize, count: usize) {
         for i in 0..count {
             let state = |chunk: usize| (chunk - first) * count + i;
             let start = self.seen_from(i) / CHUNK;
-            for chunk in start + 1..self.context(i).div_ceil(CHUNK) {
+            for chunk in start + 1..self.seen_to(i).div_ceil(CHUNK) {
                 states.join_states(s, state(start), state(chunk), self.scale());
             }
             self.finish(states, i, state(start));

@@ -37,6 +37,8 @@ struct Case {
     variant: Variant,
     /// Dimensions of a key that are its value, in a latent cache.
     latent: Option<usize>,
+    /// Positions after its own that a row sees; the whole sequence is one chunk then.
+    ahead: u32,
     /// `[length, (heads + 2 * kv_heads) * head_dim]`
     qkv: Vec<f32>,
 }
@@ -54,7 +56,7 @@ impl Case {
     fn new(kind: KvType, shape: (usize, usize, usize, usize), length: usize) -> Self {
         let (heads, kv_heads, head_dim, _) = shape;
         let qkv = values(length * (heads + 2 * kv_heads) * head_dim, length);
-        Self { kind, shape, length, variant: VARIANTS[0], latent: None, qkv }
+        Self { kind, shape, length, variant: VARIANTS[0], latent: None, ahead: 0, qkv }
     }
 
     fn with(self, variant: Variant) -> Self {
@@ -134,12 +136,18 @@ impl Case {
                 scale: 0.37,
                 window,
                 is_chunked: softcap == Some(CHUNKED),
+                ahead: self.ahead,
                 softcap,
                 sinks,
             };
             let rows = [
-                SequenceRows { rows: 0..*chunk, position: start, blocks: &tables[0] },
-                SequenceRows { rows: *chunk..2 * chunk, position: late, blocks: &tables[1] },
+                SequenceRows { rows: 0..*chunk, position: start, end: start + chunk, blocks: &tables[0] },
+                SequenceRows {
+                    rows: *chunk..2 * chunk,
+                    position: late,
+                    end: late + chunk,
+                    blocks: &tables[1],
+                },
             ];
             let width = heads * self.value_dim();
             let mut both = vec![f32::NAN; 2 * chunk * width];
@@ -193,12 +201,13 @@ impl Case {
                 let score = dot(&head_of[row * all + head], &head_of[p * all + key]) * f64::from(0.37f32);
                 softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             };
-            let weights: Vec<f64> = (0..=row).map(|p| if p < start { 0.0 } else { score(p).exp() }).collect();
+            let end = self.length.min((row + 1).saturating_add(self.ahead as usize));
+            let weights: Vec<f64> = (0..end).map(|p| if p < start { 0.0 } else { score(p).exp() }).collect();
             let sink = self.sinks().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
             let sum = weights.iter().sum::<f64>() + sink;
             let value = |p: usize, i: usize| head_of[p * all + value][i];
             out.extend(
-                (0..self.value_dim()).map(|i| (0..=row).map(|p| weights[p] / sum * value(p, i)).sum::<f64>()),
+                (0..self.value_dim()).map(|i| (0..end).map(|p| weights[p] / sum * value(p, i)).sum::<f64>()),
             );
         }
         out
@@ -227,6 +236,31 @@ fn it_agrees_with_f64() {
             let rows = [0, 17, 255, 256, 257, 299, 300, 511, 512, 555, 699];
             for case in Case::kinds(kind, shape, 700) {
                 case.with(variant).check_against_exact(&rows);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_that_see_what_follows_them_agree_with_f64_and_nothing_else_changes_a_bit() {
+    let shapes = [(KvType::F32, SHAPES[0]), (KvType::F32, SHAPES[2]), (KvType::Bf16, SHAPES[1])];
+    for (kind, shape) in shapes {
+        for (length, window, ahead) in [
+            (45, None, u32::MAX),
+            (45, Some(7), 6),
+            (700, None, u32::MAX),
+            (700, Some(65), 64),
+            (700, Some(300), 299),
+        ] {
+            let case = Case { ahead, ..Case::new(kind, shape, length).with((window, None, false)) };
+            case.check_against_exact(&(0..length).step_by(length / 40).collect::<Vec<_>>());
+            let way = |isa, threads, block_size| Way { isa, threads, chunks: vec![length], block_size };
+            let expected = case.bits(&way(Isa::best(), 1, shape.3));
+            for isa in Isa::available() {
+                for (threads, block_size) in [(1, 16), (2, 32), (3, 7)] {
+                    let way = way(isa, threads, block_size);
+                    assert!(case.bits(&way) == expected, "{kind:?} {shape:?} {window:?} {way:?}");
+                }
             }
         }
     }

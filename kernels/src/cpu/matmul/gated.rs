@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::super::Cpu;
 use super::super::disjoint::DisjointMut;
 use super::super::input::{self, ColumnTasks, Encoding, Input};
-use super::super::mlp::{Activation, Clamped, GeluTanh, Silu, SquaredRelu, gate_in_place};
+use super::super::mlp::{Activation, Clamped, Gelu, GeluTanh, Relu, Silu, SquaredRelu, gate_in_place};
 use super::super::packed::PANEL;
 use super::super::packed::formats::multiply;
 use super::super::simd::{Isa, Kernel, LANES, Simd};
@@ -108,6 +108,8 @@ impl GatedRows<'_> {
             Gate::GeluTanh => {
                 isa.run(GateRows { products, row, first, count, columns, activation: GeluTanh })
             }
+            Gate::Gelu => isa.run(GateRows { products, row, first, count, columns, activation: Gelu }),
+            Gate::Relu => isa.run(GateRows { products, row, first, count, columns, activation: Relu }),
             Gate::Clamped { alpha, limit } => {
                 let activation = Clamped { alpha, limit };
                 isa.run(GateRows { products, row, first, count, columns, activation });

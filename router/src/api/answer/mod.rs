@@ -7,6 +7,7 @@ pub mod choices;
 pub mod events;
 pub mod logprobs;
 pub mod moves;
+pub mod numbers;
 pub mod progress;
 pub mod response_id;
 pub mod shapes;

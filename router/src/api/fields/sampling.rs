@@ -101,12 +101,12 @@ pub fn draft(
 }
 
 /// Worker chosen by an endpoint picker. A value that is not a worker's name is ignored.
-fn picked_worker(headers: &HeaderMap) -> Option<Arc<str>> {
+pub(super) fn picked_worker(headers: &HeaderMap) -> Option<Arc<str>> {
     let name = headers.get(PICKED_WORKER)?.to_str().ok()?;
     (name.len() <= MAX_WORKER_NAME_BYTES).then(|| name.into())
 }
 
-fn timeout_ms(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
+pub(super) fn timeout_ms(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
     let Some(value) = headers.get(TIMEOUT_HEADER) else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.trim().parse().ok()).filter(|number| *number > 0);
     number.map(Some).ok_or_else(|| {

@@ -9,7 +9,8 @@ use skein_proto::inference::infer_parameter::ParameterChoice;
 use skein_proto::inference::{DataType, ModelInferRequest};
 
 use super::elements::{Elements, shown};
-use super::model::{ALIASES, INPUT_IDS, INPUTS, Input, Output, SAMPLING_PARAMETERS, TEXT_INPUT, VERSION};
+use super::model::{ALIASES, INPUTS, Input, Output, SAMPLING_PARAMETERS, VERSION};
+use super::names::{INPUT_IDS, TEXT_INPUT};
 use super::tensors::{self, Tensor};
 use crate::api::fields::listing::Kind;
 use crate::api::fields::object::Fields;
@@ -350,7 +351,8 @@ fn meant(name: &str, text: String) -> Value {
     meaning.unwrap_or(Value::String(text))
 }
 
-fn value(name: &str, choice: ParameterChoice) -> Result<Value, Refusal> {
+/// The JSON value of a parameter.
+pub(super) fn value(name: &str, choice: ParameterChoice) -> Result<Value, Refusal> {
     Ok(match choice {
         ParameterChoice::BoolParam(flag) => flag.into(),
         ParameterChoice::Int64Param(integer) => integer.into(),

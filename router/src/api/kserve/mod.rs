@@ -1,11 +1,14 @@
 //! KServe v2, `inference.GRPCInferenceService` and its REST paths (`rest`): one text-generation model under
 //! the tensor names of Triton's vLLM backend and TensorRT-LLM's ensemble. `tensors` reads and writes tensors,
-//! `call` makes a draft of a request, `answer` makes tensors of an answer, `model` lists the names.
+//! `call` makes a draft of a request, `answer` makes tensors of an answer, `model` lists the names. `pooled`
+//! answers for a model that pools.
 
 mod answer;
 mod call;
 pub mod elements;
 mod model;
+mod names;
+mod pooled;
 pub mod rest;
 mod tensors;
 #[cfg(test)]
@@ -26,6 +29,7 @@ use skein_proto::inference::{
     RepositoryIndexRequest, RepositoryIndexResponse, ServerLiveRequest, ServerLiveResponse,
     ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
 };
+use skein_proto::pooling::PooledModel;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -34,6 +38,7 @@ use self::call::{Call, check_version};
 use super::grpc::status::status;
 use super::skein::convert;
 use crate::app::App;
+use crate::ids;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 
@@ -76,6 +81,11 @@ impl Service<'_> {
         let asked = Some(asked).filter(|asked| !asked.is_empty());
         self.app.check_model(asked, &self.tenant)?;
         Ok(self.app.shown_model(asked).to_string())
+    }
+
+    /// What the model's vectors are, if it pools; unknown before a worker was ready.
+    fn pooled(&self) -> Option<Arc<PooledModel>> {
+        self.app.fleet.pooled().ok().flatten()
     }
 
     /// The model's names and its adapters.
@@ -129,6 +139,12 @@ impl Caller {
         }
     }
 
+    /// Who asks a model that pools.
+    fn asker(&self) -> pooled::Asker {
+        let id = ids::drawn().to_string().into();
+        pooled::Asker { tenant: self.tenant.clone(), id, timeout: self.timeout }
+    }
+
     fn parse(&self, app: &App, request: ModelInferRequest) -> Result<Call, Refusal> {
         let refuse_unknown = app.config.refuse_unknown_fields;
         let call = Call::parse(request, Vec::new(), self.tenant.clone(), self.timeout, refuse_unknown);
@@ -180,7 +196,7 @@ impl GrpcInferenceService for KserveService {
         let service = self.service(&request);
         let ModelMetadataRequest { name, version } = request.into_inner();
         let name = service.model(&name, &version).map_err(|refusal| status(&refusal))?;
-        Ok(Response::new(model::metadata(&name)))
+        Ok(Response::new(model::metadata(&name, service.pooled().as_deref())))
     }
 
     async fn model_config(
@@ -190,7 +206,9 @@ impl GrpcInferenceService for KserveService {
         let service = self.service(&request);
         let ModelConfigRequest { name, version } = request.into_inner();
         let name = service.model(&name, &version).map_err(|refusal| status(&refusal))?;
-        Ok(Response::new(ModelConfigResponse { config: Some(model::config(&name)) }))
+        Ok(Response::new(ModelConfigResponse {
+            config: Some(model::config(&name, service.pooled().as_deref())),
+        }))
     }
 
     async fn repository_index(
@@ -207,6 +225,9 @@ impl GrpcInferenceService for KserveService {
     ) -> Result<Response<ModelInferResponse>, Status> {
         let caller = Caller::of(&request);
         let whole = async {
+            if let Some(pooled) = self.app.fleet.pooled()? {
+                return pooled::answer(&self.app, &pooled, request.into_inner(), caller.asker()).await;
+            }
             let Call { draft, form } = caller.parse(&self.app, request.into_inner())?;
             if form.streams {
                 let message = "stream must be false in ModelInfer; call ModelStreamInfer.";
@@ -243,6 +264,13 @@ fn responses(
 ) -> impl Stream<Item = Result<ModelStreamInferResponse, Status>> + Send {
     async_stream::stream! {
         let named = Named { id: request.id.clone(), model: request.model_name.clone() };
+        if let Ok(Some(pooled)) = app.fleet.pooled() {
+            yield match pooled::answer(&app, &pooled, request, caller.asker()).await {
+                Ok(response) => Ok(in_stream(response, true)),
+                Err(refusal) => ended(&caller, named, &refusal),
+            };
+            return;
+        }
         let mut answer = match started(&app, &caller, request).await {
             Ok(answer) => answer,
             Err(refusal) => {

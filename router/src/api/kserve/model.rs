@@ -6,6 +6,9 @@ use skein_proto::inference::model_metadata_response::TensorMetadata;
 use skein_proto::inference::{
     DataType, ModelConfig, ModelInput, ModelMetadataResponse, ModelOutput, ModelTransactionPolicy,
 };
+use skein_proto::pooling::PooledModel;
+
+use super::names::{self, INPUT_IDS, TEXT_INPUT};
 
 /// The one version of every model.
 pub const VERSION: &str = "1";
@@ -38,10 +41,6 @@ impl Input {
     }
 }
 
-/// The prompt as text.
-pub const TEXT_INPUT: &str = "text_input";
-/// The prompt as tokens.
-pub const INPUT_IDS: &str = "input_ids";
 /// Sampling parameters as a JSON object.
 pub const SAMPLING_PARAMETERS: &str = "sampling_parameters";
 
@@ -177,8 +176,36 @@ fn dim(is_list: bool) -> Vec<i64> {
     vec![if is_list { -1 } else { 1 }]
 }
 
-/// Metadata of the model or adapter `name`.
-pub fn metadata(name: &str) -> ModelMetadataResponse {
+/// Metadata of the model or adapter `name`, which may pool.
+pub fn metadata(name: &str, pooled: Option<&PooledModel>) -> ModelMetadataResponse {
+    match pooled {
+        Some(pooled) => pooled_metadata(name, pooled),
+        None => generating_metadata(name),
+    }
+}
+
+/// Metadata of a model that pools.
+fn pooled_metadata(name: &str, pooled: &PooledModel) -> ModelMetadataResponse {
+    let tensor = |name: &str, datatype, shape| TensorMetadata {
+        name: name.to_owned(),
+        datatype: word(datatype).to_owned(),
+        shape,
+    };
+    let values = tensor(names::output_name(pooled), DataType::TypeFp32, vec![-1, pooled.width.into()]);
+    let counts = tensor(names::PROMPT_TOKENS, DataType::TypeUint32, vec![-1]);
+    ModelMetadataResponse {
+        name: name.to_owned(),
+        versions: vec![VERSION.to_owned()],
+        platform: PLATFORM.to_owned(),
+        inputs: names::POOLED_INPUTS
+            .iter()
+            .map(|(name, datatype)| tensor(name, *datatype, vec![-1]))
+            .collect(),
+        outputs: vec![values, counts],
+    }
+}
+
+fn generating_metadata(name: &str) -> ModelMetadataResponse {
     let tensor = |name: &str, datatype, shape| TensorMetadata {
         name: name.to_owned(),
         datatype: word(datatype).to_owned(),
@@ -194,8 +221,39 @@ pub fn metadata(name: &str) -> ModelMetadataResponse {
     }
 }
 
-/// Configuration of the model or adapter `name`.
-pub fn config(name: &str) -> ModelConfig {
+/// Configuration of the model or adapter `name`, which may pool.
+pub fn config(name: &str, pooled: Option<&PooledModel>) -> ModelConfig {
+    match pooled {
+        Some(pooled) => pooled_config(name, pooled),
+        None => generating_config(name),
+    }
+}
+
+/// Configuration of a model that pools.
+fn pooled_config(name: &str, pooled: &PooledModel) -> ModelConfig {
+    let input = |(name, datatype): &(&str, DataType)| ModelInput {
+        name: (*name).to_owned(),
+        data_type: (*datatype).into(),
+        dims: vec![-1],
+        optional: true,
+    };
+    let output = |name: &str, datatype: DataType, dims| ModelOutput {
+        name: name.to_owned(),
+        data_type: datatype.into(),
+        dims,
+    };
+    ModelConfig {
+        input: names::POOLED_INPUTS.iter().map(input).collect(),
+        output: vec![
+            output(names::output_name(pooled), DataType::TypeFp32, vec![-1, pooled.width.into()]),
+            output(names::PROMPT_TOKENS, DataType::TypeUint32, vec![-1]),
+        ],
+        model_transaction_policy: Some(ModelTransactionPolicy { decoupled: false }),
+        ..generating_config(name)
+    }
+}
+
+fn generating_config(name: &str) -> ModelConfig {
     let input = |input: &Input| ModelInput {
         name: input.name.to_owned(),
         data_type: input.datatype.into(),
@@ -219,8 +277,8 @@ pub fn config(name: &str) -> ModelConfig {
 }
 
 /// [`metadata`] in the JSON of the REST paths.
-pub fn metadata_json(name: &str) -> Value {
-    let ModelMetadataResponse { name, versions, platform, inputs, outputs } = metadata(name);
+pub fn metadata_json(name: &str, pooled: Option<&PooledModel>) -> Value {
+    let ModelMetadataResponse { name, versions, platform, inputs, outputs } = metadata(name, pooled);
     let tensor = |tensor: TensorMetadata| json!({"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape});
     let tensors = |all: Vec<TensorMetadata>| all.into_iter().map(tensor).collect::<Value>();
     json!({
@@ -230,8 +288,8 @@ pub fn metadata_json(name: &str) -> Value {
 }
 
 /// [`config`] in the JSON of Triton's path.
-pub fn config_json(name: &str) -> Value {
-    let config = config(name);
+pub fn config_json(name: &str, pooled: Option<&PooledModel>) -> Value {
+    let config = config(name, pooled);
     let input = |input: &ModelInput| {
         let datatype = input.data_type().as_str_name();
         json!({"name": input.name, "data_type": datatype, "dims": input.dims, "optional": input.optional})

@@ -87,6 +87,19 @@ impl Outputs {
         self.words(name, "FP32", floats.map(f32::to_bits));
     }
 
+    /// Adds an FP32 tensor of shape `[rows, width]`; rows are equally wide.
+    pub fn rows(&mut self, name: &str, rows: &[Vec<f32>]) {
+        let count = |length: usize| i64::try_from(length).unwrap_or(i64::MAX);
+        let raw: Vec<u8> = rows.iter().flatten().flat_map(|value| value.to_le_bytes()).collect();
+        self.response.outputs.push(InferOutputTensor {
+            name: name.to_owned(),
+            datatype: "FP32".to_owned(),
+            shape: vec![count(rows.len()), count(rows.first().map_or(0, Vec::len))],
+            ..InferOutputTensor::default()
+        });
+        self.response.raw_output_contents.push(raw.into());
+    }
+
     fn words(&mut self, name: &str, datatype: &str, words: impl Iterator<Item = u32>) {
         let raw: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
         self.add(name, datatype, raw.len() / size_of::<u32>(), raw.into());

@@ -10,9 +10,10 @@ use skein_proto::inference::grpc_inference_service_client::GrpcInferenceServiceC
 use skein_proto::inference::infer_parameter::ParameterChoice;
 use skein_proto::inference::model_infer_request::InferInputTensor;
 use skein_proto::inference::{
-    InferTensorContents, ModelConfigRequest, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
-    ModelReadyRequest, ModelStreamInferResponse, ServerLiveRequest, ServerReadyRequest,
+    InferParameter, InferTensorContents, ModelConfigRequest, ModelInferRequest, ModelInferResponse,
+    ModelMetadataRequest, ModelReadyRequest, ModelStreamInferResponse, ServerLiveRequest, ServerReadyRequest,
 };
+use skein_proto::pooling::{PooledKind, PooledModel};
 use tonic::codec::CompressionEncoding;
 use tonic::transport::Channel;
 use tonic::{Code, Request};
@@ -294,4 +295,56 @@ async fn compressed_requests_are_read_within_the_limit_of_plain_ones() {
         let refused = client.model_infer(long).await.unwrap_err();
         assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
     }
+}
+
+/// A model of vectors of two values: the number of tokens, and one.
+fn embedder() -> Script {
+    let model =
+        PooledModel { width: 2, kind: PooledKind::Embedding { is_normalised: false }, labels: Vec::new() };
+    Script { pooled: Some((model, |request| vec![request.prompt.len() as f32, 1.0])), ..Script::default() }
+}
+
+fn floats(response: &ModelInferResponse, name: &str) -> Vec<f32> {
+    raw(response, name).as_chunks().0.iter().copied().map(f32::from_le_bytes).collect()
+}
+
+#[tokio::test]
+async fn a_model_that_pools_takes_texts_and_gives_rows() {
+    let (channel, _stop) = connect(testing::app(embedder())).await;
+    let mut client = GrpcInferenceServiceClient::new(channel.clone());
+    let mut two = request("7", []);
+    two.inputs[0].shape = vec![2];
+    let more = two.inputs[0].contents.as_mut().unwrap();
+    more.bytes_contents.push(Bytes::from_static(b"abc"));
+    let rows = client.model_infer(two.clone()).await.unwrap().into_inner();
+    assert_eq!((rows.id.as_str(), &rows.outputs[0].shape[..]), ("7", &[2, 2][..]));
+    assert_eq!(floats(&rows, "embedding"), [3.0, 1.0, 4.0, 1.0]);
+    assert_eq!(integers(&rows, "num_input_tokens"), [3, 4]);
+    let cut = ParameterChoice::Int64Param(1);
+    two.parameters.insert("dimensions".to_owned(), InferParameter { parameter_choice: Some(cut) });
+    let all = streamed(channel, vec![two]).await.unwrap();
+    let only = all[0].infer_response.as_ref().unwrap();
+    assert_eq!((floats(only, "embedding"), is_last(only)), (vec![3.0, 4.0], true));
+    let ids =
+        input("input_ids", "INT32", InferTensorContents { int_contents: vec![5], ..Default::default() });
+    let ids = ModelInferRequest { inputs: vec![ids], ..request("", []) };
+    assert_eq!(floats(&client.model_infer(ids).await.unwrap().into_inner(), "embedding"), [1.0, 1.0]);
+    let wrong = client.model_infer(request("", [flag("stream")])).await.unwrap_err();
+    assert_eq!(
+        (wrong.code(), wrong.message().contains("`stream` is not one")),
+        (Code::InvalidArgument, true)
+    );
+}
+
+#[tokio::test]
+async fn metadata_of_a_model_that_pools_says_so() {
+    let (channel, _stop) = connect(testing::app(embedder())).await;
+    let mut client = GrpcInferenceServiceClient::new(channel);
+    let asked = ModelMetadataRequest { name: "test".to_owned(), ..Default::default() };
+    let metadata = client.model_metadata(asked).await.unwrap().into_inner();
+    let names: Vec<_> = metadata.outputs.iter().map(|one| (one.name.as_str(), &one.shape[..])).collect();
+    assert_eq!(names, [("embedding", &[-1, 2][..]), ("num_input_tokens", &[-1][..])]);
+    let asked = ModelConfigRequest { name: "test".to_owned(), ..Default::default() };
+    let config = client.model_config(asked).await.unwrap().into_inner().config.unwrap();
+    assert!(!config.model_transaction_policy.unwrap().decoupled);
 }

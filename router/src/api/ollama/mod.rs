@@ -1,6 +1,8 @@
-//! Ollama's API, for tools written for it: `/api/chat`, `/api/generate`, `/api/tags`, `/api/ps`, `/api/show`
-//! and `/api/version`. Translates to and from the same draft as the OpenAI API; answers stream as JSON lines.
+//! Ollama's API, for tools written for it: `/api/chat`, `/api/generate`, `/api/embed`, `/api/tags`,
+//! `/api/ps`, `/api/show` and `/api/version`. Chats and prompts become the same draft as those of the OpenAI
+//! API; answers stream as JSON lines.
 
+mod embed;
 pub mod error;
 mod generate;
 mod input;
@@ -19,6 +21,7 @@ use self::lines::Kind;
 use super::http::face;
 use super::openapi::operation::{self as describe, LINES, Part, REFUSALS, UNRESUMED};
 use super::openapi::room::Room;
+use crate::request::tenant::Tenant;
 
 /// Version of Ollama's API implemented here. Clients compare it with the version that they require.
 const API_VERSION: &str = "0.9.0";
@@ -41,6 +44,23 @@ pub fn routes() -> Room {
         .gives("OllamaGenerated")
         .streams(LINES, "OllamaLine")
         .refuses(&REFUSALS);
+    let embed = describe::post("ollamaEmbed", "Vectors of texts.")
+        .with(&UNRESUMED)
+        .reads("OllamaEmbedRequest", |fields, app| {
+            drop(embed::parse(fields, embed::Path::Embed, app, &Tenant::default(), ""));
+        })
+        .like(r#"{"input": ["Say hello.", "Say goodbye."]}"#)
+        .gives("OllamaEmbeddings")
+        .refuses(&REFUSALS);
+    let embeddings =
+        describe::post("ollamaEmbeddings", "The vector of one text; the older form of `/api/embed`.")
+            .with(&UNRESUMED)
+            .reads("OllamaEmbeddingsRequest", |fields, app| {
+                drop(embed::parse(fields, embed::Path::Embeddings, app, &Tenant::default(), ""));
+            })
+            .like(r#"{"prompt": "Say hello."}"#)
+            .gives("OllamaEmbedding")
+            .refuses(&REFUSALS);
     let show = describe::post("ollamaShow", "What is known of a model.")
         .reads("OllamaShowRequest", |mut fields, _| drop(models::asked(&mut fields)))
         .like(r#"{}"#)
@@ -50,6 +70,8 @@ pub fn routes() -> Room {
     Room::new(&PART)
         .route("/api/chat", post(generate::chat), [chat])
         .route("/api/generate", post(generate::generate), [generate])
+        .route("/api/embed", post(embed::embed), [embed])
+        .route("/api/embeddings", post(embed::embeddings), [embeddings])
         .route(
             "/api/tags",
             get(models::tags),

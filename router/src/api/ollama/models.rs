@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::{Extension, Request, State};
 use serde_json::{Value, json};
+use skein_proto::pooling::PooledKind;
 use skein_text::model_text::{Facts, ModelText};
 use skein_text::strftime::strftime;
 
@@ -88,7 +89,7 @@ pub async fn show(
     });
     Ok(Json(json!({
         "modelfile": "", "parameters": "", "template": "", "details": details(facts),
-        "capabilities": capabilities(&app.text), "model_info": info,
+        "capabilities": capabilities(&app), "model_info": info,
     })))
 }
 
@@ -98,7 +99,16 @@ pub fn asked(fields: &mut Fields) -> Option<String> {
     fields.string("model").or(older)
 }
 
-fn capabilities(text: &ModelText) -> Vec<&'static str> {
+/// A model that pools gives vectors; Ollama has no word for one that scores.
+fn capabilities(app: &App) -> Vec<&'static str> {
+    match app.fleet.pooled().ok().flatten().map(|model| model.kind) {
+        None => generating_capabilities(&app.text),
+        Some(PooledKind::Embedding { .. }) => vec!["embedding"],
+        Some(PooledKind::Scores(_)) => Vec::new(),
+    }
+}
+
+fn generating_capabilities(text: &ModelText) -> Vec<&'static str> {
     let renders_tools = text.chat_template.as_ref().is_some_and(|template| template.reads("tools"));
     let tools = text.formats.calls.is_some() && renders_tools;
     let able = [("completion", true), ("tools", tools), ("thinking", thinks(text))];

@@ -53,7 +53,7 @@ pub fn new_job(mut fields: Fields, app: &App) -> Result<NewJob, Refusal> {
     });
     let endpoint = endpoint.as_deref().and_then(Endpoint::of);
     if endpoint.is_none() {
-        let message = "endpoint must be \"/v1/chat/completions\" or \"/v1/completions\".";
+        let message = format!("endpoint must be {}.", Endpoint::paths());
         fields.note(Refusal::invalid("endpoint", message));
     }
     if window.as_deref() != Some("24h") {

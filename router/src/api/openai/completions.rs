@@ -21,9 +21,9 @@ use crate::api::answer::progress::Progress;
 use crate::api::answer::response_id::response_id;
 use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks, json_response};
 use crate::api::answer::written::{End, Shown, TextChoice, Written};
-use crate::api::fields::field::Field;
 use crate::api::fields::listing::Kind;
-use crate::api::fields::object::{Fields, integers, wrong};
+use crate::api::fields::object::Fields;
+use crate::api::fields::prompts::prompts;
 use crate::api::fields::sampling::{self, Wants};
 use crate::api::fields::unserved::take_unserved;
 use crate::api::http::request_id::RequestId;
@@ -101,7 +101,8 @@ impl GenerationCall {
         if echo && sampling.logprobs.is_some() {
             sampling.prompt_logprobs = sampling.prompt_logprobs.max(sampling.logprobs);
         }
-        let prompts = prompts(fields.take_field("prompt", Kind::Shaped("Prompt")), most_prompts(config));
+        let field = fields.take_field("prompt", Kind::Shaped("Prompt"));
+        let prompts = prompts("prompt", field, most_prompts(config));
         let prompts = fields.value_of(prompts);
         if !prompts.is_empty() {
             let choices = sampling::check_choices(wants.resuming.had.as_ref(), prompts.len(), sampling.n);
@@ -164,38 +165,6 @@ fn check_count(prompts: usize, n: Option<i64>, most: usize) -> Result<(), Refusa
         return Err(Refusal::invalid("n", message));
     }
     Ok(())
-}
-
-/// Parses `prompt`: text, token ids, or a list of either.
-fn prompts(field: Option<Field>, most: usize) -> Result<Vec<Prompt>, Refusal> {
-    let expected = "a string, a list of strings, a list of token ids or a list of lists of token ids";
-    let one = |item: Field| match item {
-        Field::Other(Value::String(text)) => Ok(Prompt::Text(text)),
-        Field::Integers(ids) => Ok(Prompt::Tokens(ids)),
-        Field::List(items) => integers("prompt", items).map(Prompt::Tokens),
-        Field::Other(other) => Err(wrong("prompt", expected, &other)),
-    };
-    let prompts = match field {
-        None => return Err(Refusal::invalid("prompt", format!("prompt is required: {expected}."))),
-        Some(Field::List(items)) if items.is_empty() => {
-            return Err(Refusal::invalid("prompt", "prompt must not be an empty list."));
-        }
-        Some(Field::List(items)) if matches!(items[0], Field::Other(Value::Number(_))) => {
-            vec![one(Field::List(items))?]
-        }
-        Some(Field::List(items)) => {
-            if items.len() > most {
-                let got = items.len();
-                return Err(Refusal::invalid(
-                    "prompt",
-                    format!("prompt takes at most {most} prompts, got {got}."),
-                ));
-            }
-            items.into_iter().map(one).collect::<Result<_, _>>()?
-        }
-        Some(other) => vec![one(other)?],
-    };
-    Ok(prompts)
 }
 
 fn text_of(prompt: &Prompt) -> Option<String> {

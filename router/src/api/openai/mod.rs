@@ -3,6 +3,7 @@
 pub(crate) mod batches;
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod embeddings;
 pub mod error;
 pub(crate) mod files;
 pub(crate) mod models;
@@ -14,6 +15,7 @@ use http::HeaderMap;
 
 use super::openapi::operation::{self as describe, EVENTS, GENERATION, Part, REFUSALS, UNRESUMED};
 use super::openapi::room::Room;
+use crate::request::tenant::Tenant;
 
 static PART: Part =
     Part { name: "OpenAI", about: "OpenAI's API, with vLLM's fields.", errors: "OpenAiError" };
@@ -127,6 +129,18 @@ pub fn generation() -> Room {
                 .reads("ChatRequest", |fields, app| drop(chat::drafts(fields, &HeaderMap::new(), "", app))).like(r#"{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32, "stream": false}"#)
                 .gives("ChatCompletion")
                 .streams_until_done("ChatEvent")
+                .refuses(&REFUSALS)],
+        )
+        .route(
+            "/v1/embeddings",
+            post(embeddings::create),
+            [describe::post("createEmbeddings", "Vectors of texts.")
+                .with(&UNRESUMED)
+                .reads("EmbeddingRequest", |fields, app| {
+                    drop(embeddings::parse(fields, &HeaderMap::new(), "", &Tenant::default(), app));
+                })
+                .like(r#"{"input": ["Say hello.", "Say goodbye."], "encoding_format": "float"}"#)
+                .gives("Embeddings")
                 .refuses(&REFUSALS)],
         )
 }

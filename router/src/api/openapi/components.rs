@@ -4,12 +4,14 @@ use serde_json::{Map, Value};
 use skein_text::formats::MAX_NAME_BYTES;
 
 use crate::config::RouterConfig;
+use crate::pooled::draft::MAX_INPUTS;
 
 /// Shapes within fields and of answers, a file for each API.
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     include_str!("components/constraints.json"),
     include_str!("components/chat.json"),
     include_str!("components/completions.json"),
+    include_str!("components/embeddings.json"),
     include_str!("components/responses.json"),
     include_str!("components/messages.json"),
     include_str!("components/ollama.json"),
@@ -26,6 +28,9 @@ pub fn all(config: &RouterConfig) -> Map<String, Value> {
     }
     let prompts = config.limits.prompts;
     limit(&mut all, "Prompt", "/anyOf/1/maxItems", prompts);
+    for (name, path) in [("PooledInput", "/anyOf/1/maxItems"), ("ScoredTexts", "/anyOf/2/maxItems")] {
+        limit(&mut all, name, path, MAX_INPUTS);
+    }
     limit(&mut all, "Function", "/properties/name/maxLength", MAX_NAME_BYTES);
     all
 }

@@ -38,12 +38,17 @@ pub fn of(name: &str, reader: Reader, now: &Now<'_>) -> Value {
         };
         place.insert(field.name.to_owned(), schema);
     }
-    // A tokenizer takes one of the two, and a reader misses the messages when there is neither.
-    let has_choice = name == "TokenizeRequest";
+    // These take one of the two, and a reader misses the messages when there is neither. A pair's texts have
+    // other names.
+    let choice = match name {
+        "TokenizeRequest" => Some("prompt"),
+        "EmbeddingRequest" => Some("input"),
+        _ => None,
+    };
     let mut schema = json!({"type": "object", "properties": properties});
-    if has_choice {
-        schema["anyOf"] = json!([{"required": ["prompt"]}, {"required": ["messages"]}]);
-    } else if !required.is_empty() {
+    if let Some(text) = choice {
+        schema["anyOf"] = json!([{"required": [text]}, {"required": ["messages"]}]);
+    } else if !required.is_empty() && name != "ScoreRequest" {
         schema["required"] = required.into();
     }
     if now.app.config.refuse_unknown_fields {

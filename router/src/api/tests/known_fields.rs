@@ -201,3 +201,58 @@ async fn without_max_tokens_an_answer_may_fill_the_context() {
         assert_eq!(requests[0].sampling.max_tokens, testing::MAX_MODEL_LEN - prompt);
     }
 }
+
+/// Fields of OpenAI's and vLLM's requests for embeddings, of Cohere's and Jina's for reranking, and of vLLM's
+/// for scores and classes.
+const POOLED: [(&str, &str); 4] = [
+    (
+        "/v1/embeddings",
+        "add_generation_prompt add_special_tokens cache_salt chat_template chat_template_kwargs \
+         continue_final_message dimensions embed_dtype embedding_types encoding_format endianness input input_type \
+         late_chunking media_io_kwargs messages mm_processor_kwargs model normalize padding priority prompt_name \
+         request_id task truncate truncate_prompt_tokens truncation_side use_activation user",
+    ),
+    (
+        "/v1/rerank",
+        "cache_salt documents instruction max_chunks_per_doc max_tokens_per_doc mm_processor_kwargs model priority query \
+         rank_fields request_id return_documents top_n truncate_prompt_tokens truncation_side use_activation user",
+    ),
+    (
+        "/v1/score",
+        "activation cache_salt data_1 data_2 documents items mm_processor_kwargs model priority queries request_id text_1 \
+         text_2 truncate_prompt_tokens truncation_side use_activation user",
+    ),
+    (
+        "/classify",
+        "activation add_special_tokens cache_salt input messages mm_processor_kwargs model priority request_id \
+         truncate_prompt_tokens truncation_side use_activation user",
+    ),
+];
+
+#[tokio::test]
+async fn a_known_field_of_requests_for_vectors_and_scores_is_never_silently_ignored() {
+    for (path, names) in POOLED {
+        for name in names.split_whitespace() {
+            let (script, mut body) = match path {
+                "/v1/embeddings" => (embeddings::embedder(), json!({"input": "a"})),
+                "/classify" => (reranking::scorer(), json!({"input": "a"})),
+                "/v1/rerank" => (reranking::scorer(), json!({"query": "q", "documents": ["a"]})),
+                _ => (reranking::scorer(), json!({"text_1": "q", "text_2": "a"})),
+            };
+            // No field has this type, so the handler that reads it must refuse it.
+            body[name] = json!([{"no": "such"}]);
+            let answer = send_odd(&testing::app(script), post_bytes(path, body.to_string())).await;
+            let is_without_effect = ["user", "mm_processor_kwargs"].contains(&name);
+            let is_listed = answer.header("x-ignored-params") == name;
+            let is_refused = answer.status == 400 && answer.body.contains(name);
+            let is_read_as_another =
+                path == "/v1/score" && answer.status == 400 && answer.body.contains("text_");
+            assert!(
+                is_refused || is_read_as_another || answer.status == 200 && (is_listed || is_without_effect),
+                "{path} {name}: {} {}",
+                answer.status,
+                answer.body
+            );
+        }
+    }
+}

@@ -8,6 +8,7 @@ pub(super) mod compared;
 mod conversations;
 mod description;
 mod directly;
+mod embeddings;
 mod errors;
 mod fuzz;
 mod known_fields;
@@ -18,6 +19,7 @@ mod ollama;
 #[path = "../../../../tests/src/pki.rs"]
 mod pki;
 mod requests;
+mod reranking;
 mod resume;
 mod scores;
 mod service;

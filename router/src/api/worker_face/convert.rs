@@ -128,6 +128,7 @@ impl Deltas {
             finish: delta.finish,
             cached_tokens: delta.cached_tokens,
             prompt_logprobs: delta.prompt_logprobs,
+            pooled: delta.pooled,
             from_prompt_position,
             hand_back: false,
         };
@@ -160,6 +161,7 @@ pub fn info(capacity: &Capacity, epoch: u64, model: String) -> WorkerInfo {
         grammar_fingerprint: capacity.grammar_fingerprint,
         tokenizer_fingerprint: 0,
         serving_since_ms: 0,
+        pooled: capacity.pooled.clone(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The CPU backend: runs the forward pass on its own thread and that thread's helpers.
 
 mod draws;
+mod pools;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -33,10 +34,12 @@ use skein_node::trace::PROCESS;
 use skein_sys::threads::ThreadPlacement;
 
 use super::{
-    Backend, BackendError, Batch, Connections, StateCopy, StateSave, StepHandle, StepOutput, WindowBlocks,
+    Backend, BackendError, Batch, Connections, PoolRows, StateCopy, StateSave, StepHandle, StepOutput, Want,
+    WindowBlocks,
 };
 use crate::{BlockId, TokenId};
 use draws::Draws;
+use pools::PooledRuns;
 
 /// Most rows of logits in memory at a time: 32 rows of a vocabulary of 150k take 19 MB.
 const LOGIT_ROWS: usize = 32;
@@ -243,6 +246,8 @@ pub struct CpuModel {
     tables: Tables,
     window_tables: Tables,
     states: Vec<StatefulRows>,
+    /// Kind of text of each row, if some have another than the first.
+    token_types: Vec<u32>,
     /// Size of the packed weights, in bytes.
     packed_bytes: u64,
 }
@@ -270,6 +275,7 @@ impl Tables {
         sequences.extend(batch.sequences.iter().map(|sequence| SequenceRows {
             rows: sequence.rows.start as usize..sequence.rows.end as usize,
             position: sequence.context_len as usize - sequence.rows.len(),
+            end: sequence.context_len as usize,
             blocks: &blocks[sequence.blocks.start as usize..sequence.blocks.end as usize],
         }));
         let covered = sequences.iter().try_fold(0, |end, s| (s.rows.start == end).then_some(s.rows.end));
@@ -410,7 +416,8 @@ impl CpuModel {
             caches.map_err(|source| LoadError::KvCache { bytes: kv_bytes(spec, &options), source })?;
         let activations = model.activations(options.max_rows as usize);
         let logits = Aligned::zeros(logit_values(spec, model.is_last()));
-        let draws = Draws::new(cpu.threads.count(), if model.is_last() { vocab } else { 0 });
+        let draws =
+            Draws::new(cpu.threads.count(), if model.is_last() && spec.pooled.is_none() { vocab } else { 0 });
         let packed_bytes = 0;
         Ok(Self {
             cpu,
@@ -424,6 +431,7 @@ impl CpuModel {
             tables: Tables::default(),
             window_tables: Tables::default(),
             states: Vec::new(),
+            token_types: Vec::new(),
             packed_bytes,
         })
     }
@@ -434,9 +442,18 @@ impl CpuModel {
     /// If another rank is lost.
     pub fn gives_finite_logits(&mut self) -> Result<bool, Lost> {
         let _first = tracing::info_span!(target: PROCESS, "first step").entered();
-        let mut batch = Batch::of_one_row(Vec::new());
+        let pools = self.model.spec().pooled.is_some();
+        let want = Want::Pool(PoolRows { rows: 0..1, second_from: None });
+        let mut batch = Batch::of_one_row(if pools { vec![want] } else { Vec::new() });
         if self.window_blocks.is_some() {
             (batch.window_slots, batch.window_tables) = (batch.slots.clone(), batch.block_tables.clone());
+        }
+        if pools {
+            return match self.run(&batch) {
+                Ok(_) => Ok(true),
+                Err(BackendError::Lost(lost)) => Err(lost),
+                Err(_) => Ok(false),
+            };
         }
         let logits = self.try_logits(&batch, &[0])?;
         Ok(logits.iter().all(|row| sample::is_usable(self.cpu.isa, row)))
@@ -460,6 +477,14 @@ impl CpuModel {
         if !self.model.is_last() {
             self.forward(batch, &[])?;
             return Ok(StepOutput { answers: Vec::new() });
+        }
+        if self.model.spec().pooled.is_some() {
+            let wanted = PooledRuns::of(self.model.spec(), batch)?;
+            self.forward(batch, &wanted.rows)?;
+            if wanted.runs.is_empty() {
+                return Ok(StepOutput::default());
+            }
+            return wanted.answers(self.model.pool(&mut self.cpu, &wanted.runs, &mut self.activations));
         }
         self.draws.start(batch)?;
         let rows = std::mem::take(&mut self.draws.rows);
@@ -530,6 +555,7 @@ impl CpuModel {
         for copy in &batch.window_copies {
             self.caches.copy_window_block(copy.from.0 as usize, copy.to.0 as usize);
         }
+        pools::token_types(self.model.spec(), batch, &mut self.token_types);
         self.states.clear();
         if let Some(states) = self.caches.states() {
             for &StateCopy { from, to } in &batch.state_copies {
@@ -547,6 +573,7 @@ impl CpuModel {
         let step = ForwardStep {
             tokens: &batch.tokens,
             positions: &batch.positions,
+            token_types: &self.token_types,
             located: in_cache(&batch.slots, &located),
             located_in_windows: in_windows.as_ref().map(|rows| in_cache(&batch.window_slots, rows)),
             states: &self.states,
@@ -623,7 +650,7 @@ fn kv_bytes(spec: &Spec, options: &CpuOptions) -> u64 {
 
 /// Number of logits held at a time.
 fn logit_values(spec: &Spec, is_last: bool) -> usize {
-    if is_last { LOGIT_ROWS * spec.vocab_size as usize } else { 0 }
+    if is_last && spec.pooled.is_none() { LOGIT_ROWS * spec.vocab_size as usize } else { 0 }
 }
 
 /// Appends to `to` the parts of `sequences` whose rows are in `wanted` (ascending), as runs of consecutive

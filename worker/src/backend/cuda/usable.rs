@@ -111,8 +111,9 @@ pub fn open(ordinal: u32, model: &ModelConfig, block_size: u32) -> Result<OpenDe
 /// Names the part of the model or the setting without a kernel.
 pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable> {
     let has_state = model.spec.state.is_some().then_some("layers with a recurrent state");
+    let pools = model.spec.pooled.is_some().then_some("vectors of prompts instead of tokens");
     let has_gate = model.spec.attention.has_gate.then_some("gates on the outputs of attention");
-    let part = has_state.or(has_gate).or_else(|| part_beside_the_usual(&model.spec));
+    let part = pools.or(has_state).or(has_gate).or_else(|| part_beside_the_usual(&model.spec));
     if let Some(part) = part.or_else(|| experts::part_without_kernel(&model.spec)) {
         return Err(NotUsable::Part { family: model.model_type, part });
     }

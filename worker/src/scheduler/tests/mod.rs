@@ -9,6 +9,7 @@ mod overlap;
 mod overtake;
 mod pauses;
 mod pipeline;
+mod pooling;
 mod scenarios;
 mod states;
 mod windows;
@@ -122,6 +123,7 @@ struct World {
     streams: HashMap<(RequestKey, u32), Stream>,
     hits: HashMap<RequestKey, u32>,
     scores: HashMap<RequestKey, Vec<TokenLogprobs>>,
+    vectors: HashMap<RequestKey, Vec<f32>>,
     cancelled: Vec<RequestKey>,
     /// Requests in the order of their first tokens.
     first_tokens: Vec<RequestKey>,
@@ -172,6 +174,7 @@ impl World {
             streams: HashMap::new(),
             hits: HashMap::new(),
             scores: HashMap::new(),
+            vectors: HashMap::new(),
             cancelled: Vec::new(),
             first_tokens: Vec::new(),
         }
@@ -214,6 +217,9 @@ impl World {
                     stream.tokens.push(token);
                     stream.logprobs.push(logprobs);
                 }
+                RequestEvent::Pooled { request, vector, .. } => {
+                    assert_eq!(self.vectors.insert(request, vector), None, "a request has one vector");
+                }
                 RequestEvent::Finished { request, sample, reason, .. } => {
                     assert!(!self.cancelled.contains(&request), "a cancelled request is forgotten");
                     let stream = self.streams.get_mut(&(request, sample)).expect("a known sample");
@@ -240,7 +246,9 @@ impl World {
         let Some(plan) = self.scheduler.plan(self.now) else { return false };
         let rows = plan.batch.tokens.len() as u32;
         assert_eq!(rows, plan.step.rows, "the plan counts its rows");
-        assert!(rows <= self.scheduler.limits.max_num_batched_tokens, "the token budget is kept");
+        let is_one_prompt = self.scheduler.limits.whole_prompts && plan.batch.sequences.len() == 1;
+        let budget = self.scheduler.limits.max_num_batched_tokens;
+        assert!(rows <= budget || is_one_prompt, "the token budget is kept");
         let seats = self.scheduler.limits.max_num_seqs as usize;
         let samples = plan.batch.wants.iter().filter(|want| !matches!(want, Want::Score(_))).count();
         assert!(samples <= seats && plan.batch.sequences.len() <= seats, "so is max_num_seqs");
@@ -271,7 +279,9 @@ impl World {
                 RequestEvent::Token { .. } | RequestEvent::Finished { reason: FinishReason::Stop(_), .. }
             )
         };
-        self.dropped += output.drawn().count() - events.iter().filter(is_draw).count();
+        let pooled = output.answers.iter().filter(|answer| matches!(answer, Answer::Pooled(_))).count();
+        let drawn = output.drawn().count() + pooled;
+        self.dropped += drawn - events.iter().filter(is_draw).count();
         self.take(events);
         self.check_blocks();
         true

@@ -3,6 +3,7 @@
 mod adapters;
 mod drain;
 mod metrics;
+mod pooling;
 mod secret;
 mod streams;
 
@@ -54,8 +55,9 @@ async fn serve_with(config: WorkerConfig, options: FakeOptions) -> Served {
     let adapters =
         config.adapters.is_enabled.then(|| Adapters::new(&config.adapters, None).expect("no weights"));
     let load = move || {
+        let pooling = options.reads_whole.then(pooling::spec);
         let loaded = LoadedBackend::fake(FakeBackend::new(options), VOCAB, 512);
-        Ok(LoadedBackend { eos_token_ids: vec![2], adapters, ..loaded })
+        Ok(LoadedBackend { eos_token_ids: vec![2], adapters, pooling, ..loaded })
     };
     let (shutdown, stopped) = oneshot::channel::<()>();
     let (ready, address) = oneshot::channel();

@@ -45,6 +45,8 @@ struct SampleOutput {
     tokens: VecDeque<TokenId>,
     /// One for each of `tokens`, or none at all.
     logprobs: VecDeque<TokenLogprobs>,
+    /// The vector that it ends with, if its request is pooled; else empty.
+    pooled: Vec<f32>,
     finish: Option<FinishReason>,
 }
 
@@ -83,7 +85,8 @@ impl Ring {
             let known = if request.params.logprobs.is_none() { &sample.delivered[..] } else { &[] };
             let from = prompt_len + (sample.delivered.len() - known.len()) as u32;
             let tokens = known.iter().copied().collect();
-            SampleOutput { index: sample.index, from, tokens, logprobs: VecDeque::new(), finish: None }
+            let (logprobs, pooled) = (VecDeque::new(), Vec::new());
+            SampleOutput { index: sample.index, from, tokens, logprobs, pooled, finish: None }
         };
         let mut samples: Vec<_> = request.samples.iter().map(output).collect();
         samples.sort_unstable_by_key(|sample| sample.index);
@@ -132,6 +135,10 @@ impl Ring {
                 assert_eq!(position, output.end(), "a sample's tokens come in order");
                 output.tokens.push_back(token);
                 output.logprobs.extend(logprobs);
+            }
+            RequestEvent::Pooled { sample, vector, .. } => {
+                // Not counted: there is one, and it stays until the ring goes.
+                self.sample_mut(sample).pooled = vector;
             }
             RequestEvent::Finished { sample, reason, .. } => {
                 let before = self.sample_mut(sample).finish.replace(reason);
@@ -251,6 +258,7 @@ impl Ring {
             None => deltas.push(Delta {
                 sample_index: at.index,
                 from_position: sample.end(),
+                pooled: sample.pooled.clone(),
                 finish,
                 ..Delta::default()
             }),

@@ -57,11 +57,12 @@ impl Reference<'_> {
             scale,
             window,
             is_chunked,
+            ahead: 0,
             softcap,
             sinks,
         };
         let mut out = vec![0.0; q.len()];
-        let rows = SequenceRows { rows: 0..rows, position: context - rows, blocks: &table };
+        let rows = SequenceRows { rows: 0..rows, position: context - rows, end: context, blocks: &table };
         attend(cpu, &a, &[rows], &mut out, &mut Scratch::default());
         out
     }

@@ -191,7 +191,7 @@ impl<T: Activation> Operands<T> {
                 let gate = gate.min(limit);
                 gate / (1.0 + (-alpha * gate).exp()) * (up.clamp(-limit, limit) + 1.0)
             }
-            Gate::SquaredRelu => unreachable!("it has no kernel"),
+            Gate::SquaredRelu | Gate::Gelu | Gate::Relu => unreachable!("it has no kernel"),
         }
     }
 }

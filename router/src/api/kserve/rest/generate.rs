@@ -61,7 +61,14 @@ pub fn object(mut response: ModelInferResponse) -> Result<Value, Refusal> {
     for (output, raw) in response.outputs.into_iter().zip(&response.raw_output_contents) {
         let read = elements(&output.datatype, &output.shape, None, Some(raw));
         let mut values = read.map_err(|_| Refusal::Internal)?.values().map_err(|_| Refusal::Internal)?;
-        let value = if values.len() == 1 { values.remove(0) } else { values.into() };
+        let value = match output.shape[..] {
+            // Rows of a model that pools.
+            [rows, width] if rows > 1 && width > 0 => {
+                values.chunks(usize::try_from(width).unwrap_or(1)).map(Value::from).collect()
+            }
+            _ if values.len() == 1 => values.remove(0),
+            _ => values.into(),
+        };
         object.insert(output.name, value);
     }
     Ok(object.into())

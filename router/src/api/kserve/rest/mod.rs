@@ -30,7 +30,7 @@ use self::error::KserveError;
 use self::target::{Target, Verb};
 use super::answer::Answer;
 use super::call::{Call, Form};
-use super::{Service, model};
+use super::{Service, model, pooled};
 use crate::api::answer::shapes;
 use crate::api::fields::object::Fields;
 use crate::api::http::face;
@@ -40,6 +40,7 @@ use crate::api::http::sse;
 use crate::api::openapi::operation::{self as describe, Access, Part};
 use crate::api::openapi::room::Room;
 use crate::app::App;
+use crate::pooled::refused::pools;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 
@@ -151,12 +152,19 @@ async fn of_model(
 }
 
 fn told(app: &App, target: &Target, tenant: Tenant) -> Result<Value, Refusal> {
-    let name = Service { app, tenant }.model(&target.model, &target.version)?;
+    let service = Service { app, tenant };
+    let name = service.model(&target.model, &target.version)?;
     if target.verb == Verb::Ready {
         app.ready()?;
         return Ok(json!({"name": name, "ready": true}));
     }
-    Ok(if target.verb == Verb::Config { model::config_json(&name) } else { model::metadata_json(&name) })
+    let pooled = service.pooled();
+    let pooled = pooled.as_deref();
+    Ok(if target.verb == Verb::Config {
+        model::config_json(&name, pooled)
+    } else {
+        model::metadata_json(&name, pooled)
+    })
 }
 
 async fn generated(
@@ -174,6 +182,18 @@ async fn generated(
     });
     let infer::Asked { request, binary, unknown } = read.await.inspect_err(refused)?;
     let request = ModelInferRequest { model_name: target.model, model_version: version, ..request };
+    if let Some(model) = app.fleet.pooled()? {
+        if verb == Verb::GenerateStream {
+            return Err(pools(&app.text.name(), &model));
+        }
+        let asker = pooled::Asker { tenant, id: id.into(), timeout: None };
+        let response = pooled::answer(app, &model, request, asker).await?;
+        let response = match verb {
+            Verb::Infer => infer::written(response, &binary)?,
+            _ => Json(generate::object(response)?).into_response(),
+        };
+        return Ok(shapes::finish_response(response, id, None));
+    }
     let Call { mut draft, mut form } = parse(app, request, tenant, unknown).inspect_err(refused)?;
     draft.request_id = Some(id.into());
     check_stream(verb, &form).inspect_err(refused)?;
