@@ -81,7 +81,7 @@ def test_wrong_batches_are_refused_with_their_reason(start):
     with pytest.raises(openai.NotFoundError, match="file-nothing"):
         client.batches.create(input_file_id="file-nothing", endpoint="/v1/completions", completion_window="24h")
     with pytest.raises(openai.BadRequestError, match="endpoint"):
-        client.batches.create(input_file_id="f", endpoint="/v1/embeddings", completion_window="24h")
+        client.batches.create(input_file_id="f", endpoint="/v1/moderations", completion_window="24h")
     uploaded = client.files.create(file=("in.jsonl", b'{"custom_id": "a"\n'), purpose="batch")
     batch = client.batches.create(input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h")
     batch = until_ended(client, batch.id)
