@@ -7,7 +7,7 @@ pub(super) fn default_positions(model_type: &str) -> Option<u32> {
         | "olmo3" => 2048,
         "deepseek_v3" | "kimi_k2" | "nemotron_h" | "olmoe" | "phi3" | "starcoder2" => 4096,
         "bert" | "camembert" | "roberta" | "xlm-roberta" => 512,
-        "cohere" | "cohere2" | "gemma2" | "gte" | "modernbert" => 8192,
+        "cohere" | "cohere2" | "gemma2" | "gte" | "modernbert" | "new" => 8192,
         "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_5_moe_text" | "qwen3_5_text" | "qwen3_moe"
         | "qwen3_next" | "smollm3" => 32_768,
         "minimax_m2" => 196_608,
