@@ -18,7 +18,6 @@ pub mod spm;
 mod tensor_type;
 mod tokenizer;
 pub mod tokenizer_json;
-mod word_piece;
 pub mod word_rules;
 
 use std::path::PathBuf;

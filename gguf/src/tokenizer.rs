@@ -2,7 +2,7 @@
 //!
 //! `gpt2` is byte-level BPE, whose rule for splitting text into words the file names ([`super::word_rules`]).
 //! `llama` is SentencePiece BPE, whose merges are derived from the scores ([`super::spm`]). `gemma4` is the
-//! same with merges in the file. `bert` is WordPiece ([`super::word_piece`]).
+//! same with merges in the file.
 
 use serde_json::{Map, Value as Json, json};
 use xxhash_rust::xxh3::Xxh3Default;
@@ -16,7 +16,6 @@ use crate::special_tokens::{
 };
 use crate::spm;
 use crate::tokenizer_json::{Bpe, Model, TokenizerJson, Tokens, around, byte_level_decoder};
-use crate::word_piece;
 use crate::word_rules::WordRule;
 
 const PRE: &str = "tokenizer.ggml.pre";
@@ -33,13 +32,8 @@ pub fn tokenizer(model: &GgufModel) -> Result<Vec<u8>, GgufError> {
         Some("gpt2") => byte_level(model, &vocabulary),
         Some("llama") => sentence_piece(model, &vocabulary, of_scores(model, &vocabulary)?),
         Some("gemma4") => sentence_piece(model, &vocabulary, listed_merges(model)?),
-        Some("bert") => {
-            let tokens: Vec<String> =
-                vocabulary.tokens.iter().map(|stored| word_piece::token(stored)).collect();
-            bytes(model, &word_piece::tokenizer(model, &tokens, vocabulary.added()))
-        }
         kind => {
-            let supported = "gpt2 (byte-level BPE), llama (SentencePiece), gemma4 (the same, with merges), bert (WordPiece)";
+            let supported = "gpt2 (byte-level BPE), llama (SentencePiece), gemma4 (the same, with merges)";
             Err(unsupported(model, MODEL, kind, supported))
         }
     }
@@ -109,7 +103,7 @@ pub fn digest(model: &GgufModel) -> Option<u64> {
     let text = |key: &str| model.get(key).and_then(Value::as_str);
     let is_supported = match text(MODEL)? {
         "gpt2" => WordRule::named(text(PRE)).is_ok(),
-        kind => matches!(kind, "llama" | "gemma4" | "bert"),
+        kind => matches!(kind, "llama" | "gemma4"),
     };
     let mut hash = Xxh3Default::new();
     for (key, value) in model.raw_entries().filter(|(key, _)| key.starts_with("tokenizer.")) {

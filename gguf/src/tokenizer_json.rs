@@ -27,7 +27,6 @@ pub struct TokenizerJson<'a> {
 pub enum Model<'a> {
     Bpe(Bpe<'a>),
     Unigram(Unigram<'a>),
-    WordPiece(WordPiece<'a>),
 }
 
 /// Byte pair encoding.
@@ -54,17 +53,6 @@ pub struct Unigram<'a> {
     pub unk_id: usize,
     pub vocab: Vec<(&'a str, f64)>,
     pub byte_fallback: bool,
-}
-
-/// The longest pieces from the left.
-#[derive(Debug, serde::Serialize)]
-#[allow(missing_docs)]
-pub struct WordPiece<'a> {
-    pub r#type: &'static str,
-    pub unk_token: &'a str,
-    pub continuing_subword_prefix: &'a str,
-    pub max_input_chars_per_word: u32,
-    pub vocab: Tokens<'a>,
 }
 
 /// Tokens with their ids. Of equal ones, which some files use as padding, the first counts.
@@ -98,9 +86,6 @@ impl<'a> TokenizerJson<'a> {
                 vocab.0.iter().map(|(token, _)| token.len() + 16).sum::<usize>()
                     + merges.iter().map(|(left, right)| left.len() + right.len() + 8).sum::<usize>()
             }
-            Model::WordPiece(WordPiece { vocab, .. }) => {
-                vocab.0.iter().map(|(token, _)| token.len() + 16).sum()
-            }
             Model::Unigram(Unigram { vocab, .. }) => vocab.iter().map(|(token, _)| token.len() + 32).sum(),
         };
         let mut bytes = Vec::with_capacity(size + (1 << 16));
@@ -124,14 +109,6 @@ impl<'a> Bpe<'a> {
             vocab,
             merges,
         }
-    }
-}
-
-impl<'a> WordPiece<'a> {
-    /// A model in which `prefix` marks pieces that continue a word.
-    pub fn new(vocab: Tokens<'a>, unk_token: &'a str, prefix: &'a str) -> Self {
-        let (r#type, max_input_chars_per_word) = ("WordPiece", 100);
-        Self { r#type, unk_token, continuing_subword_prefix: prefix, max_input_chars_per_word, vocab }
     }
 }
 

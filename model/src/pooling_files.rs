@@ -315,6 +315,17 @@ mod tests {
     }
 
     #[test]
+    fn a_gguf_file_pools_by_llama_cpps_numbers() {
+        let spec = || read(json!({}), &[]).unwrap().spec;
+        let of = |kind| of_gguf("the metadata", kind, &mut spec()).map(|it| (it.rows, it.kind));
+        for (kind, rows) in [(1, PooledRows::Mean), (2, PooledRows::First), (3, PooledRows::Last)] {
+            assert_eq!(of(kind).unwrap(), (rows, NORMALISED));
+        }
+        let rank = of(4).unwrap_err().to_string();
+        assert!(rank.contains("pooling_type") && rank.contains('4') && rank.contains("3 (last)"), "{rank}");
+    }
+
+    #[test]
     fn the_longest_text_is_that_of_sentence_transformers_files() {
         let pooling = ("1_Pooling/config.json", json!({"pooling_mode": "mean"}));
         let longest = |files: &[(&str, Value)]| {

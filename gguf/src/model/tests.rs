@@ -310,25 +310,6 @@ fn tokenizers_are_built_and_bad_ones_named() {
     check(not_text, &["tokenizer.ggml.tokens", "UTF-8"]);
 }
 
-#[test]
-fn the_tokenizer_of_bert_is_spelled_as_in_its_own_file() {
-    let tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁the", "re", "[unused1]"];
-    let bert = with_tokens("bert", &tokens, &[3, 3, 3, 3, 1, 1, 1])
-        .number("tokenizer.ggml.cls_token_id", 2)
-        .number("tokenizer.ggml.seperator_token_id", 3)
-        .number("tokenizer.ggml.unknown_token_id", 1);
-    let bert = model(&bert);
-    assert!(bert.tokenizer_digest().is_some());
-    let json: serde_json::Value = serde_json::from_slice(&bert.tokenizer().unwrap()).unwrap();
-    let vocab = json!({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "the": 4, "##re": 5, "[unused1]": 6});
-    assert_eq!((&json["model"]["vocab"], &json["model"]["unk_token"]), (&vocab, &json!("[UNK]")));
-    let added: Vec<_> = json["added_tokens"].as_array().unwrap().iter().map(|one| &one["content"]).collect();
-    assert_eq!(added, ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]);
-    let pair = &json["post_processor"]["pair"];
-    assert_eq!(pair[3]["Sequence"], json!({"id": "B", "type_id": 1}));
-    assert_eq!(pair[4]["SpecialToken"], json!({"id": "[SEP]", "type_id": 1}));
-}
-
 /// What llama.cpp does with small vocabularies, from tests/golden/gguf/peer_tokenizers.py.
 fn peer() -> serde_json::Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gguf/models/peer_tokenizers.json");

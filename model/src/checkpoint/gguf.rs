@@ -121,7 +121,7 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::HeadValue => &["attn_v_b", "attn_kv_b"],
         Role::Sinks => &["attn_sinks"],
         Role::AttentionOutput => &["attn_output"],
-        Role::AttentionOutputNorm => &["post_attention_norm", "attn_output_norm"],
+        Role::AttentionOutputNorm => &["post_attention_norm"],
         // Old files have all in one tensor.
         Role::StateInputGate => &["shortconv.in_proj"],
         Role::StateQuery => &["attn_qkv", "ssm_in", "attn_q"],
@@ -159,7 +159,7 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::SharedUp => &["ffn_up_shexp", "ffn_up"],
         Role::SharedDown => &["ffn_down_shexp", "ffn_down"],
         Role::SharedRouter => &["ffn_gate_inp_shexp"],
-        Role::FeedForwardOutputNorm => &["post_ffw_norm", "layer_output_norm"],
+        Role::FeedForwardOutputNorm => &["post_ffw_norm"],
         Role::LayerEmbedding => &["per_layer_token_embd"],
         Role::LayerInput => &["per_layer_model_proj"],
         Role::LayerInputNorm => &["per_layer_proj_norm"],

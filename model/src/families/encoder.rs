@@ -13,7 +13,7 @@ use crate::spec::{HeadPairs, NormKind, NormPlace, PositionTable, Spec};
 /// Default of transformers' `BertConfig`.
 const EPS: f64 = 1e-12;
 /// Most kinds of text that tokens are of.
-const MAX_TOKEN_TYPES: usize = 1 << 10;
+pub(super) const MAX_TOKEN_TYPES: usize = 1 << 10;
 /// Activations of feed-forward networks, as transformers names them.
 const ACTIVATIONS: [&str; 6] = ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish"];
 

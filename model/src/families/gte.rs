@@ -5,7 +5,7 @@
 use serde_json::Map;
 use skein_kernels::cpu::rope::{RopeScaling, Rotation};
 
-use super::encoder::{activation, encoder};
+use super::encoder::{MAX_TOKEN_TYPES, activation, encoder};
 use super::names;
 use crate::LoadError;
 use crate::fields::Fields;
@@ -24,7 +24,7 @@ pub fn gte(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let mut spec = gated(fields)?;
     let defaults = RopeDefaults { theta: THETA, partial: 1.0 };
     spec.rotations = vec![rope(fields, spec.attention.head_dim, defaults)?.0];
-    spec.token_types = fields.count("type_vocab_size", 1 << 10, 1)?;
+    spec.token_types = fields.count("type_vocab_size", MAX_TOKEN_TYPES, 1)?;
     Ok(Spec { names, ..spec })
 }
 
@@ -41,7 +41,7 @@ pub fn new(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     }
     let mut spec = gated(fields)?;
     spec.rotations = vec![rotation(fields, spec.attention.head_dim)?];
-    spec.token_types = fields.count("type_vocab_size", 1 << 10, 1)?;
+    spec.token_types = fields.count("type_vocab_size", MAX_TOKEN_TYPES, 1)?;
     spec.layers.iter_mut().for_each(|layer| layer.feed_forward.is_up_first = true);
     Ok(Spec { names: names_of_new, ..spec })
 }

@@ -85,11 +85,11 @@ pub struct ScoreRow {
     pub top: u32,
 }
 
-/// Computes the vector of a prompt from the hidden states of `rows` after the last norm.
+/// Computes the vector of a prompt from the hidden states of its rows after the last norm.
 #[derive(Debug, Clone)]
 pub struct PoolRows {
-    /// All rows of the prompt if the model reads prompts whole
-    /// ([`skein_model::pooling::PoolingSpec::reads_whole`]), else its last row.
+    /// The prompt's rows in this step, which end with its last: all of them if the model reads prompts whole
+    /// ([`skein_model::pooling::PoolingSpec::reads_whole`]).
     pub rows: Range<u32>,
     /// Prompt position from which the tokens are of the second of two texts; `None` = one text.
     pub second_from: Option<u32>,

@@ -217,7 +217,6 @@ impl Scheduler {
                 continue;
             }
             sequence.carries = self.limits.stages == 1;
-            sequence.is_read_whole = self.limits.whole_prompts;
             sequence.extend_hashes(self.limits.block_size);
             if first && self.share_prefixes {
                 (accepted.cached_blocks, accepted.uncached_hashes) = self.prompt_hashes(&sequence);

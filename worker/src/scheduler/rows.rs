@@ -52,10 +52,7 @@ impl Sequence {
         let last_row = first_row + (known - start) - 1;
         let draws = match drafted {
             _ if known < self.planned_len() => Draws::None,
-            _ if self.is_pooled() => {
-                let first = if self.is_read_whole { first_row } else { last_row };
-                self.plan_pooling(first..last_row + 1, batch)
-            }
+            _ if self.is_pooled() => self.plan_pooling(first_row..last_row + 1, batch),
             Some(len) if self.samples.len() == 1 => self.plan_verification(len, last_row, batch),
             _ => self.plan_draws(end, last_row, batch),
         };
@@ -83,7 +80,7 @@ impl Sequence {
         before..batch.wants.len()
     }
 
-    /// Asks for the vector of its prompt, which is made of `rows`.
+    /// Asks for the vector of its prompt, whose rows in this step are `rows`.
     fn plan_pooling(&self, rows: Range<u32>, batch: &mut Batch) -> Draws {
         let second_from = self.params.pooling.and_then(|pooling| pooling.second_from);
         batch.wants.push(Want::Pool(PoolRows { rows, second_from }));

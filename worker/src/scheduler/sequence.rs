@@ -66,8 +66,6 @@ pub(super) struct Sequence {
     pub masks: Vec<(u32, MaskSlot)>,
     /// Whether a token that is still being drawn may be carried into the next step.
     pub carries: bool,
-    /// Whether its vector is made of all rows of its prompt, in one step.
-    pub is_read_whole: bool,
     /// State of its drafts.
     pub progress: Progress,
     /// Number of tokens, and the guessed tokens that the grammar forces after them.
@@ -119,7 +117,6 @@ impl Sequence {
             planned: VecDeque::new(),
             masks: Vec::new(),
             carries: true,
-            is_read_whole: false,
             progress: Progress::default(),
             forced: (0, Vec::new()),
             modelled: (0, Vec::new()),
@@ -208,7 +205,6 @@ impl Sequence {
             planned: VecDeque::new(),
             masks: Vec::new(),
             carries: self.carries,
-            is_read_whole: self.is_read_whole,
             progress: Progress::default(),
             forced: (0, Vec::new()),
             modelled: (0, Vec::new()),

@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use skein_model::config::ModelConfig;
-use skein_model::on_cpu::packed_cache::PackedCache;
 use skein_proto::pooling::{Activation, PooledKind};
-use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
+use skein_worker::backend::cpu::CpuModel;
 use skein_worker::backend::{Answer, BackendError, Batch, PoolRows, Want};
 use skein_worker::check::Sequence;
 
-use crate::batches::{BLOCK_SIZE, SMALL_BLOCK, golden, sample, sequence_of};
+use crate::batches::{BLOCK_SIZE, SMALL_BLOCK, golden, load_from, sample, sequence_of};
 
 /// Largest difference from what another implementation computes in 32 bits.
 const TOLERANCE: f32 = 1e-4;
@@ -46,16 +45,7 @@ fn read(directory: &Path) -> (Value, Vec<Case>) {
 }
 
 fn load(directory: &Path, threads: usize, block_size: u32) -> CpuModel {
-    let options = CpuOptions {
-        threads,
-        kv_blocks: 4096 / block_size,
-        window_blocks: None,
-        state_slots: 16,
-        block_size,
-        max_rows: 64,
-        numbers: NumberTypes::STORED,
-    };
-    let mut model = CpuModel::load(directory, options, &PackedCache::none(), &mut |_, _| {}).unwrap();
+    let mut model = load_from(directory, threads, block_size);
     assert!(model.gives_finite_logits().unwrap(), "it can serve");
     model
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::Request;
 use http::HeaderMap;
 use serde_json::Value;
 
@@ -9,7 +10,7 @@ use super::listing::Kind;
 use super::object::{Fields, wrong};
 use super::sampling;
 use crate::api::http::request_id::{RequestRef, identify};
-use crate::config::RouterConfig;
+use crate::app::App;
 use crate::pooled::draft::{MAX_INPUTS, PooledDraft, PooledInput, PooledTruncation};
 use crate::refusal::Refusal;
 use crate::request::Prompt;
@@ -18,19 +19,49 @@ use crate::request::tenant::Tenant;
 /// Accepted with any value: they do not change the answer.
 const WITHOUT_EFFECT: [&str; 3] = ["user", "mm_processor_kwargs", "metadata"];
 
+/// What a request for vectors or scores has besides its body.
+#[derive(Clone, Copy)]
+pub struct Caller<'a> {
+    /// Head of the request.
+    pub headers: &'a HeaderMap,
+    /// Id of the request, unless it names another.
+    pub id: &'a str,
+    /// Whose key it has.
+    pub tenant: &'a Tenant,
+    /// The server.
+    pub app: &'a App,
+}
+
+/// Reads the body of `request` by `parse`, and logs what is refused.
+///
+/// # Errors
+/// If the body cannot be read, or `parse` refuses it.
+pub async fn read<T>(
+    request: Request,
+    (id, tenant, app): (&str, &Tenant, &App),
+    parse: impl FnOnce(Fields, Caller<'_>) -> Result<T, Refusal>,
+) -> Result<T, Refusal> {
+    let (parts, body) = request.into_parts();
+    let asked = async {
+        let fields = Fields::received(&parts.headers, body, app).await?;
+        parse(fields, Caller { headers: &parts.headers, id, tenant, app })
+    };
+    asked.await.inspect_err(|refusal| refusal.log(id))
+}
+
+/// Has `parse` take all fields that it knows, for the description of the API.
+pub fn describe<T>(fields: Fields, app: &App, parse: impl FnOnce(Fields, Caller<'_>) -> Result<T, Refusal>) {
+    let caller = Caller { headers: &HeaderMap::new(), id: "", tenant: &Tenant::default(), app };
+    drop(parse(fields, caller));
+}
+
 /// Takes the request's id, model, salt, priority, timeout and truncation. Inputs are left empty.
 ///
 /// # Errors
 /// If the request id is invalid.
-pub fn draft(
-    fields: &mut Fields,
-    headers: &HeaderMap,
-    request_id: &str,
-    tenant: &Tenant,
-    config: &RouterConfig,
-    param: &'static str,
-) -> Result<PooledDraft, Refusal> {
-    let RequestRef { id, had, .. } = identify(headers, fields.string("request_id"), request_id)?;
+pub fn draft(fields: &mut Fields, caller: Caller<'_>, param: &'static str) -> Result<PooledDraft, Refusal> {
+    let Caller { headers, id, tenant, app } = caller;
+    let RequestRef { id, had, .. } = identify(headers, fields.string("request_id"), id)?;
     sampling::refuse_resume(fields, had.as_ref());
     let timeout_ms = fields.value_of(sampling::timeout_ms(headers));
     Ok(PooledDraft {
@@ -40,7 +71,7 @@ pub fn draft(
         priority: fields.i64("priority"),
         truncation: truncation(fields),
         timeout_ms,
-        picked_worker: if config.follow_picks { sampling::picked_worker(headers) } else { None },
+        picked_worker: if app.config.follow_picks { sampling::picked_worker(headers) } else { None },
         tenant: tenant.clone(),
         param,
         ..PooledDraft::default()

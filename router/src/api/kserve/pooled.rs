@@ -16,7 +16,8 @@ use super::model::VERSION;
 use super::names::{INPUT_IDS, PROMPT_TOKENS, TEXT_INPUT, TEXT_PAIR, output_name};
 use super::tensors::{self, Outputs, Tensor};
 use crate::api::fields::object::Fields;
-use crate::api::fields::{pooled, prompt_name};
+use crate::api::fields::pooled::{self, Caller};
+use crate::api::fields::prompt_name;
 use crate::api::openai::embeddings::Form;
 use crate::app::App;
 use crate::pooled::draft::{MAX_INPUTS, PairInput, PooledDraft, PooledInput};
@@ -54,8 +55,9 @@ pub async fn answer(
     }
     let mut inputs = inputs(tensors::take(&mut request)?)?;
     let mut fields = Fields::of(parameters(std::mem::take(&mut request.parameters))?);
-    let mut draft =
-        pooled::draft(&mut fields, &HeaderMap::new(), &asker.id, &asker.tenant, &app.config, TEXT_INPUT)?;
+    let headers = HeaderMap::new();
+    let caller = Caller { headers: &headers, id: &asker.id, tenant: &asker.tenant, app };
+    let mut draft = pooled::draft(&mut fields, caller, TEXT_INPUT)?;
     draft.model = Some(request.model_name).filter(|name| !name.is_empty());
     draft.add_special_tokens = fields.optional_bool("add_special_tokens");
     let timeout = asker.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(1));

@@ -2,7 +2,7 @@
 
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
-use http::{HeaderMap, HeaderValue};
+use http::HeaderValue;
 use serde_json::json;
 use skein_node::clock;
 use skein_proto::pooling::{PooledKind, PooledModel};
@@ -13,7 +13,7 @@ use crate::api::answer::numbers::Encoding;
 use crate::api::answer::response_id::response_id;
 use crate::api::answer::shapes::{finish_response, json_response};
 use crate::api::fields::object::Fields;
-use crate::api::fields::pooled::{self, take_unserved};
+use crate::api::fields::pooled::{self, Caller, take_unserved};
 use crate::api::fields::prompt_name;
 use crate::api::http::request_id::RequestId;
 use crate::app::App;
@@ -29,11 +29,7 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let (parts, body) = request.into_parts();
-    let fields =
-        Fields::received(&parts.headers, body, &app).await.inspect_err(|refusal| refusal.log(&id))?;
-    let asked = parse(fields, &parts.headers, &id, &tenant, &app);
-    let Asked { draft, form, ignored } = asked.inspect_err(|refusal| refusal.log(&id))?;
+    let Asked { draft, form, ignored } = pooled::read(request, (&id, &tenant, &app), parse).await?;
     let model = app.pooled_model()?;
     let form = form.of(&model, &app)?;
     let call = app.pool(draft).await?;
@@ -71,15 +67,10 @@ pub struct CheckedForm {
 ///
 /// # Errors
 /// All faults in one refusal.
-pub fn parse(
-    mut fields: Fields,
-    headers: &HeaderMap,
-    id: &str,
-    tenant: &Tenant,
-    app: &App,
-) -> Result<Asked, Refusal> {
+pub fn parse(mut fields: Fields, caller: Caller<'_>) -> Result<Asked, Refusal> {
+    let app = caller.app;
     let param = if fields.has("messages") { "messages" } else { "input" };
-    let mut draft = pooled::draft(&mut fields, headers, id, tenant, &app.config, param)?;
+    let mut draft = pooled::draft(&mut fields, caller, param)?;
     let form = Form {
         encoding: encoding(&mut fields),
         dimensions: fields.i64("dimensions"),

@@ -15,7 +15,7 @@ use http::HeaderMap;
 
 use super::openapi::operation::{self as describe, EVENTS, GENERATION, Part, REFUSALS, UNRESUMED};
 use super::openapi::room::Room;
-use crate::request::tenant::Tenant;
+use crate::api::fields::pooled;
 
 static PART: Part =
     Part { name: "OpenAI", about: "OpenAI's API, with vLLM's fields.", errors: "OpenAiError" };
@@ -137,7 +137,7 @@ pub fn generation() -> Room {
             [describe::post("createEmbeddings", "Vectors of texts.")
                 .with(&UNRESUMED)
                 .reads("EmbeddingRequest", |fields, app| {
-                    drop(embeddings::parse(fields, &HeaderMap::new(), "", &Tenant::default(), app));
+                    pooled::describe(fields, app, embeddings::parse);
                 })
                 .like(r#"{"input": ["Say hello.", "Say goodbye."], "encoding_format": "float"}"#)
                 .gives("Embeddings")

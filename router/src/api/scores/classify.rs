@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderValue};
+use http::HeaderValue;
 use serde_json::{Value, json};
 use skein_node::clock;
 use skein_proto::pooling::{Activation, PooledKind, PooledModel};
@@ -12,7 +12,7 @@ use crate::api::answer::numbers;
 use crate::api::answer::response_id::response_id;
 use crate::api::answer::shapes::finish_response;
 use crate::api::fields::object::Fields;
-use crate::api::fields::pooled::{self, take_unserved};
+use crate::api::fields::pooled::{self, Caller, take_unserved};
 use crate::api::http::request_id::RequestId;
 use crate::api::openai::error::OpenAiError;
 use crate::app::App;
@@ -27,11 +27,7 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let (parts, body) = request.into_parts();
-    let fields =
-        Fields::received(&parts.headers, body, &app).await.inspect_err(|refusal| refusal.log(&id))?;
-    let asked = parse(fields, &parts.headers, &id, &tenant, &app);
-    let Asked { draft, is_activated, ignored } = asked.inspect_err(|refusal| refusal.log(&id))?;
+    let Asked { draft, is_activated, ignored } = pooled::read(request, (&id, &tenant, &app), parse).await?;
     let model = app.pooled_model()?;
     let PooledKind::Scores(activation) = model.kind else {
         return Err(refused::embeds(&app.text.name()).into());
@@ -70,14 +66,9 @@ pub struct Asked {
 ///
 /// # Errors
 /// All faults in one refusal.
-pub fn parse(
-    mut fields: Fields,
-    headers: &HeaderMap,
-    id: &str,
-    tenant: &Tenant,
-    app: &App,
-) -> Result<Asked, Refusal> {
-    let mut draft = pooled::draft(&mut fields, headers, id, tenant, &app.config, "input")?;
+pub fn parse(mut fields: Fields, caller: Caller<'_>) -> Result<Asked, Refusal> {
+    let app = caller.app;
+    let mut draft = pooled::draft(&mut fields, caller, "input")?;
     draft.add_special_tokens = fields.optional_bool("add_special_tokens");
     draft.inputs = pooled::input(&mut fields, "input");
     pooled::prepare(&mut draft.inputs, "", &app.text.pooled);

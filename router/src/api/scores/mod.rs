@@ -8,11 +8,10 @@ pub mod score;
 mod texts;
 
 use axum::routing::post;
-use http::HeaderMap;
 
 use super::openapi::operation::{self as describe, Operation, Part, REFUSALS, UNRESUMED};
 use super::openapi::room::Room;
-use crate::request::tenant::Tenant;
+use crate::api::fields::pooled;
 
 static PART: Part = Part {
     name: "Scores",
@@ -29,7 +28,7 @@ pub fn routes() -> Room {
     let classify = describe::post("classify", "Probabilities of each text's classes.")
         .with(&UNRESUMED)
         .reads("ClassifyRequest", |fields, app| {
-            drop(classify::parse(fields, &HeaderMap::new(), "", &Tenant::default(), app));
+            pooled::describe(fields, app, classify::parse);
         })
         .like(r#"{"input": ["What a day!"]}"#)
         .gives("Classes")
@@ -51,7 +50,7 @@ fn reranks(id: &'static str, about: &'static str) -> Operation {
     describe::post(id, about)
         .with(&UNRESUMED)
         .reads("RerankRequest", |fields, app| {
-            drop(rerank::parse(fields, &HeaderMap::new(), "", &Tenant::default(), app));
+            pooled::describe(fields, app, rerank::parse);
         })
         .like(LIKE)
         .gives("Reranked")
@@ -62,7 +61,7 @@ fn scores(id: &'static str) -> Operation {
     describe::post(id, "Scores of pairs of texts: one with many, or each with its own.")
         .with(&UNRESUMED)
         .reads("ScoreRequest", |fields, app| {
-            drop(score::parse(fields, &HeaderMap::new(), "", &Tenant::default(), app));
+            pooled::describe(fields, app, score::parse);
         })
         .like(r#"{"text_1": "What is a cat?", "text_2": ["A cat is an animal.", "Paris is a city."]}"#)
         .gives("Scores")

@@ -4,7 +4,7 @@
 use axum::Json;
 use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderValue};
+use http::HeaderValue;
 use serde_json::{Value, json};
 
 use super::pairs::{Pairs, Scored};
@@ -14,7 +14,7 @@ use crate::api::answer::response_id::response_id;
 use crate::api::answer::shapes::finish_response;
 use crate::api::fields::listing::Kind;
 use crate::api::fields::object::Fields;
-use crate::api::fields::pooled::{self, take_unserved};
+use crate::api::fields::pooled::{self, Caller, take_unserved};
 use crate::api::http::request_id::RequestId;
 use crate::api::openai::error::OpenAiError;
 use crate::app::App;
@@ -67,14 +67,9 @@ pub struct Asked {
 ///
 /// # Errors
 /// All faults in one refusal.
-pub fn parse(
-    mut fields: Fields,
-    headers: &HeaderMap,
-    id: &str,
-    tenant: &Tenant,
-    app: &App,
-) -> Result<Asked, Refusal> {
-    let mut draft = pooled::draft(&mut fields, headers, id, tenant, &app.config, "documents")?;
+pub fn parse(mut fields: Fields, caller: Caller<'_>) -> Result<Asked, Refusal> {
+    let app = caller.app;
+    let mut draft = pooled::draft(&mut fields, caller, "documents")?;
     draft.truncation.get_or_insert(PooledTruncation::TO_FIT);
     let first = texts::take(&mut fields, "query");
     if first.len() > 1 {
@@ -123,11 +118,8 @@ async fn answer(
     id: &str,
     version: Version,
 ) -> Result<Response, Refusal> {
-    let (parts, body) = request.into_parts();
-    let fields = Fields::received(&parts.headers, body, app).await.inspect_err(|refusal| refusal.log(id))?;
-    let asked = parse(fields, &parts.headers, id, tenant, app);
     let Asked { draft, pairs, top_n, returns_documents, ignored } =
-        asked.inspect_err(|refusal| refusal.log(id))?;
+        pooled::read(request, (id, tenant, app), parse).await?;
     let documents = pairs.second.clone();
     let scored = pairs.scored(app, draft).await?;
     let shows = returns_documents.unwrap_or(version.returns_documents);

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderValue};
+use http::HeaderValue;
 use serde_json::{Value, json};
 use skein_node::clock;
 
@@ -13,7 +13,7 @@ use crate::api::answer::numbers;
 use crate::api::answer::response_id::response_id;
 use crate::api::answer::shapes::finish_response;
 use crate::api::fields::object::Fields;
-use crate::api::fields::pooled::{self, take_unserved};
+use crate::api::fields::pooled::{self, Caller, take_unserved};
 use crate::api::http::request_id::RequestId;
 use crate::api::openai::error::OpenAiError;
 use crate::app::App;
@@ -36,11 +36,7 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let (parts, body) = request.into_parts();
-    let fields =
-        Fields::received(&parts.headers, body, &app).await.inspect_err(|refusal| refusal.log(&id))?;
-    let asked = parse(fields, &parts.headers, &id, &tenant, &app);
-    let Asked { draft, pairs, ignored } = asked.inspect_err(|refusal| refusal.log(&id))?;
+    let Asked { draft, pairs, ignored } = pooled::read(request, (&id, &tenant, &app), parse).await?;
     let Scored { id, model, scores, tokens } = pairs.scored(&app, draft).await?;
     let score = |(index, score): (usize, f32)| json!({"index": index, "object": "score", "score": numbers::short(score)});
     let data: Vec<Value> = scores.into_iter().enumerate().map(score).collect();
@@ -62,14 +58,9 @@ pub struct Asked {
 ///
 /// # Errors
 /// All faults in one refusal.
-pub fn parse(
-    mut fields: Fields,
-    headers: &HeaderMap,
-    id: &str,
-    tenant: &Tenant,
-    app: &App,
-) -> Result<Asked, Refusal> {
-    let draft = pooled::draft(&mut fields, headers, id, tenant, &app.config, "text_2")?;
+pub fn parse(mut fields: Fields, caller: Caller<'_>) -> Result<Asked, Refusal> {
+    let app = caller.app;
+    let draft = pooled::draft(&mut fields, caller, "text_2")?;
     for (sent, read_as) in OTHER_NAMES {
         if fields.has(sent) || fields.is_listed() {
             fields.rename(sent, read_as);
