@@ -5,6 +5,7 @@ use skein_kernels::cpu::embed::add_rows;
 
 use super::layers::{Norm, Parts};
 use super::model::Model;
+use super::widened::widened;
 use crate::LoadError;
 use crate::checkpoint::Weights;
 use crate::role::Role;
@@ -32,23 +33,9 @@ impl BesideEmbedding {
         if spec.position_table.is_none() && spec.token_types == 0 && !spec.has_embedding_norm {
             return Ok(None);
         }
-        let table = |role| -> Result<Vec<f32>, LoadError> {
-            let Some(tensor) = tensors.iter().find(|tensor| tensor.role == role) else {
-                return Ok(Vec::new());
-            };
-            let stored = tensor.find(weights)?;
-            let mut values = vec![0.0; tensor.len()];
-            for (row, to) in values.chunks_exact_mut(tensor.cols).enumerate() {
-                stored.widen_row(row, to);
-            }
-            match values.iter().position(|value| !value.is_finite()) {
-                None => Ok(values),
-                Some(at) => {
-                    let (row, col) = (at / tensor.cols, at % tensor.cols);
-                    let (tensor, value) = (tensor.name.clone(), values[at]);
-                    Err(LoadError::NonFiniteWeight { tensor, row, col, value })
-                }
-            }
+        let table = |role| match tensors.iter().find(|tensor| tensor.role == role) {
+            Some(tensor) => widened(&tensor.find(weights)?, &tensor.name, 0),
+            None => Ok(Vec::new()),
         };
         let first = spec.position_table.map_or(0, |positions| positions.first);
         Ok(Some(Self {

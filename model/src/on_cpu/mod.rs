@@ -20,6 +20,7 @@ pub mod profile;
 mod residual;
 mod state;
 mod step;
+mod widened;
 
 pub use load::{check_embeddings, matrices};
 pub use model::Model;

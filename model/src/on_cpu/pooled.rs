@@ -16,6 +16,7 @@ use skein_kernels::cpu::packed::{Format, Packed};
 use super::model::Model;
 use super::profile::Part;
 use super::step::Activations;
+use super::widened::widened;
 use crate::LoadError;
 use crate::checkpoint::Weights;
 use crate::pooled_head::{HeadActivation, HeadLayer, HeadWeights, PooledHead};
@@ -109,19 +110,9 @@ fn numbers(
     shape: &[usize],
     rows: Range<usize>,
 ) -> Result<Vec<f32>, LoadError> {
-    let (count, cols) = (rows.len(), if shape.len() > 1 { shape[1] } else { 1 });
-    let stored = WeightMatrix::new(weights.rows(name, shape, rows.clone())?, count, cols);
-    let mut values = vec![0.0; count * cols];
-    for (row, to) in values.chunks_exact_mut(cols).enumerate() {
-        stored.widen_row(row, to);
-    }
-    match values.iter().position(|value| !value.is_finite()) {
-        None => Ok(values),
-        Some(at) => {
-            let (row, col) = (rows.start + at / cols, at % cols);
-            Err(LoadError::NonFiniteWeight { tensor: name.to_owned(), row, col, value: values[at] })
-        }
-    }
+    let cols = shape.get(1).copied().unwrap_or(1);
+    let stored = WeightMatrix::new(weights.rows(name, shape, rows.clone())?, rows.len(), cols);
+    widened(&stored, name, rows.start)
 }
 
 impl PooledRows {
