@@ -205,13 +205,11 @@ async fn all_inputs_of_a_long_call_are_answered() {
 }
 
 #[tokio::test]
-async fn a_vector_that_no_model_may_give_is_an_error_of_the_server() {
-    for vector in [|_: &TokenRequest| vec![1.0, f32::NAN, 0.0], |_: &TokenRequest| vec![1.0]] {
-        let mut script = embedder();
-        script.pooled.as_mut().unwrap().1 = vector;
-        let (answer, _) = embed(script, PooledText::default(), EMBEDDINGS, json!({"input": "a"})).await;
-        assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (500, Some("internal_error")));
-    }
+async fn a_vector_of_another_width_is_an_error_of_the_server() {
+    let mut script = embedder();
+    script.pooled.as_mut().unwrap().1 = |_: &TokenRequest| vec![1.0];
+    let (answer, _) = embed(script, PooledText::default(), EMBEDDINGS, json!({"input": "a"})).await;
+    assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (500, Some("internal_error")));
 }
 
 #[tokio::test]
