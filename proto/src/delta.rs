@@ -27,6 +27,9 @@ pub struct Delta {
     pub from_prompt_position: u32,
     /// The vector of a request with pooling, with `finish`; else empty.
     pub pooled: Vec<f32>,
+    /// With `finish` by a stop token, which is none of `tokens`: its log-probabilities, if the request wants
+    /// them.
+    pub stop_logprobs: Option<Box<TokenLogprobs>>,
     /// The worker hands the request back unfinished. Nothing else is in this delta, and it is the last one.
     pub hand_back: bool,
 }
@@ -56,6 +59,7 @@ impl From<WorkerDelta> for wire::GenerateDelta {
             from_prompt_position: delta.from_prompt_position,
             hand_back: delta.hand_back,
             pooled: delta.pooled,
+            stop_logprobs: delta.stop_logprobs.map(|logprobs| (*logprobs).into()),
             model_fingerprint: version.0,
         }
     }
@@ -75,6 +79,7 @@ impl TryFrom<wire::GenerateDelta> for WorkerDelta {
             prompt_logprobs: logprobs(sent.prompt_logprobs)?,
             from_prompt_position: sent.from_prompt_position,
             pooled: sent.pooled,
+            stop_logprobs: sent.stop_logprobs.map(TokenLogprobs::try_from).transpose()?.map(Box::new),
             hand_back: sent.hand_back,
         };
         Ok(Self { epoch: sent.epoch, version: Version(sent.model_fingerprint), delta })

@@ -107,6 +107,7 @@ fn delta() -> GenerateDelta {
         hand_back: false,
         model_fingerprint: 0,
         pooled: Vec::new(),
+        stop_logprobs: None,
     }
 }
 
@@ -127,6 +128,7 @@ fn requests_and_their_output() {
     check("generate.pooling", GenerateRequest { sampling: Some(pooling), ..generate() });
     check("delta", delta());
     check("delta.pooled", GenerateDelta { pooled: vec![0.25, -1.5], ..delta() });
+    check("delta.stop_logprobs", GenerateDelta { stop_logprobs: Some(logprobs(2)), ..delta() });
     check("delta.version", GenerateDelta { model_fingerprint: 0xabcd, ..delta() });
     let place = GenerateDelta { epoch: 77, sample_index: 1, from_position: 9, ..GenerateDelta::default() };
     check("delta.hand_back", GenerateDelta { hand_back: true, ..place });

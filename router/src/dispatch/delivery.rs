@@ -328,6 +328,7 @@ impl Delivery {
         }
         let cached_tokens = delta.cached_tokens.filter(|_| !self.cached_tokens_sent);
         let pooled = self.new_vector(&mut delta)?;
+        let stop_logprobs = delta.stop_logprobs.take().filter(|_| self.wants_logprobs);
         let Some(sample) = self.samples.get_mut(delta.sample_index as usize) else {
             return Err(format!("tokens of sample {}, which does not exist", delta.sample_index));
         };
@@ -355,6 +356,7 @@ impl Delivery {
             cached_tokens,
             prompt_logprobs,
             pooled,
+            stop_logprobs: stop_logprobs.filter(|_| matches!(finish, Some(FinishReason::Stop(_)))),
         })
     }
 

@@ -239,8 +239,9 @@ impl Answer {
         self.tokens(delta.sample_index, delta.tokens.len() as u64, now);
         if let Some(finish) = delta.finish {
             let reason = match finish {
-                FinishReason::Stop(_) | FinishReason::Abort => "stop",
+                FinishReason::Stop(_) => "stop",
                 FinishReason::Length => "length",
+                FinishReason::Abort => "abort",
             };
             self.finish(delta.sample_index, reason);
         }

@@ -267,6 +267,8 @@ pub struct TokenDelta {
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// The vector of a pooled request, with `finish`; else empty. Neither cut nor normalised.
     pub pooled: Vec<f32>,
+    /// With `finish` by a stop token, which is none of `tokens`: its log-probabilities, if requested.
+    pub stop_logprobs: Option<Box<TokenLogprobs>>,
 }
 
 /// Moves of a request between workers, invisible to its client, and the version of the model.

@@ -73,6 +73,7 @@ impl Remainder {
             tokens: delta.tokens.split_off(tokens),
             logprobs: delta.logprobs.split_off(tokens.min(delta.logprobs.len())),
             finish: delta.finish.take_if(|_| !self.had.finished),
+            stop_logprobs: delta.stop_logprobs.take_if(|_| !self.had.finished),
         };
         Ok((delta, new))
     }

@@ -77,6 +77,26 @@ pub struct TextDelta {
     pub logprobs: Vec<TokenLogprobs>,
     /// Set on the sample's last delta.
     pub finish: Option<TextFinish>,
+    /// Those of the stop token that ended the sample, if requested.
+    pub stop_logprobs: Option<Box<TokenLogprobs>>,
+}
+
+impl TextDelta {
+    /// The same, in which the stop token that ended the sample is the last of its tokens, as vLLM counts it.
+    #[must_use]
+    pub fn with_stop_token(mut self) -> Self {
+        if let Some(TextFinish::Stop(StopCause::Token(token) | StopCause::End(Some(token)))) = self.finish {
+            self.tokens.push(token);
+            self.logprobs.extend(self.stop_logprobs.take().map(|logprobs| *logprobs));
+        }
+        self
+    }
+
+    /// Only the end of the sample, with the stop token that ended it.
+    pub fn only_stop_token(&self) -> Self {
+        let (finish, stop_logprobs) = (self.finish.clone(), self.stop_logprobs.clone());
+        Self { finish, stop_logprobs, ..Self::default() }.with_stop_token()
+    }
 }
 
 /// Why a sample ended.
@@ -86,6 +106,8 @@ pub enum TextFinish {
     Stop(StopCause),
     /// `max_tokens` or the end of the context was reached.
     Length,
+    /// The operator ended it.
+    Abort,
 }
 
 /// What stopped a sample.
@@ -100,11 +122,12 @@ pub enum StopCause {
 }
 
 impl TextFinish {
-    /// The value of `finish_reason` in both APIs.
+    /// The value of `finish_reason`; `abort` is vLLM's.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Stop(_) => "stop",
             Self::Length => "length",
+            Self::Abort => "abort",
         }
     }
 }
@@ -303,7 +326,9 @@ impl Drop for Detokenizing {
 
 impl Sample {
     fn take(&mut self, delta: TokenDelta, sampling: &SamplingParams) -> TextDelta {
-        let TokenDelta { sample_index, from_position, mut tokens, mut logprobs, finish, .. } = delta;
+        let TokenDelta {
+            sample_index, from_position, mut tokens, mut logprobs, finish, stop_logprobs, ..
+        } = delta;
         let mut out = TextDelta { sample_index, from_position, ..TextDelta::default() };
         let (mut shown, mut piece) = (0, String::new());
         for token in tokens.iter().copied() {
@@ -335,6 +360,7 @@ impl Sample {
         if let Some(finish) = finish.filter(|_| !self.ended) {
             self.end();
             out.finish = Some(self.flush(finish, sampling, &mut out.text));
+            out.stop_logprobs = stop_logprobs;
         }
         out.control_at = self.marks.released(out.text.len());
         out
@@ -373,7 +399,7 @@ impl Sample {
             }
             FinishReason::Stop(token) => TextFinish::Stop(StopCause::End(token)),
             FinishReason::Length => TextFinish::Length,
-            FinishReason::Abort => TextFinish::Stop(StopCause::End(None)),
+            FinishReason::Abort => TextFinish::Abort,
         }
     }
 }

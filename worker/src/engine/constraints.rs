@@ -185,6 +185,7 @@ impl Constraints {
                 }
                 RequestEvent::Started { .. }
                 | RequestEvent::PromptScored { .. }
+                | RequestEvent::StopScored { .. }
                 | RequestEvent::Pooled { .. } => {}
             }
         }

@@ -106,7 +106,9 @@ impl Observer {
                 RequestEvent::Started { cached_tokens, .. } => {
                     request.start(planned, *cached_tokens, &self.metrics);
                 }
-                RequestEvent::PromptScored { .. } | RequestEvent::Pooled { .. } => {}
+                RequestEvent::PromptScored { .. }
+                | RequestEvent::StopScored { .. }
+                | RequestEvent::Pooled { .. } => {}
                 RequestEvent::Token { sample, .. } => request.token(*sample, now, &self.metrics),
                 RequestEvent::Finished { sample, reason, .. } => {
                     request.finish(*sample, reason_label(*reason), &self.metrics);

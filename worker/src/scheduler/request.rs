@@ -134,6 +134,15 @@ pub enum RequestEvent {
         /// Present if the request asked for log-probabilities.
         logprobs: Option<TokenLogprobs>,
     },
+    /// A stop token was drawn; its sample ends with it.
+    StopScored {
+        /// The request's key.
+        request: RequestKey,
+        /// Index of the sample.
+        sample: u32,
+        /// Those of the stop token.
+        logprobs: TokenLogprobs,
+    },
     /// The vector of the prompt was computed; its sample ends with it.
     Pooled {
         /// The request's key.
@@ -189,6 +198,7 @@ impl RequestEvent {
             Self::Started { request, .. }
             | Self::PromptScored { request, .. }
             | Self::Token { request, .. }
+            | Self::StopScored { request, .. }
             | Self::Pooled { request, .. }
             | Self::Finished { request, .. } => request,
         }

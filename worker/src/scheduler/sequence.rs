@@ -221,6 +221,9 @@ impl Sequence {
                 self.is_constrained() || !params.allowed_token_ids.is_empty() || !params.bad_words.is_empty();
             let late = self.output_len() >= params.min_tokens || may_be_all;
             assert!(late, "a stop token was drawn before min_tokens");
+            let (request, sample) = (self.request, self.samples[0]);
+            let scored = |logprobs| RequestEvent::StopScored { request, sample, logprobs };
+            events.extend(drawn.logprobs.clone().map(scored));
             return self.finish(FinishReason::Stop(Some(drawn.token)), events);
         }
         events.push(RequestEvent::Token {

@@ -104,6 +104,7 @@ impl Batcher for Paged {
                 }
                 RequestEvent::Started { .. }
                 | RequestEvent::PromptScored { .. }
+                | RequestEvent::StopScored { .. }
                 | RequestEvent::Pooled { .. } => {}
             }
         }

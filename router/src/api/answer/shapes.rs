@@ -152,7 +152,9 @@ pub fn stop_reason(finish: Option<&TextFinish>) -> Value {
     match finish {
         Some(TextFinish::Stop(StopCause::Text(text))) => text.as_str().into(),
         Some(TextFinish::Stop(StopCause::Token(token))) => (*token).into(),
-        Some(TextFinish::Stop(StopCause::End(_)) | TextFinish::Length) | None => Value::Null,
+        Some(TextFinish::Stop(StopCause::End(_)) | TextFinish::Length | TextFinish::Abort) | None => {
+            Value::Null
+        }
     }
 }
 

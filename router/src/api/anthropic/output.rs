@@ -97,7 +97,7 @@ impl Output for Message {
             }
         }
         if part.finish.is_some() {
-            self.close(part.finish == Some(TextFinish::Length), &mut events);
+            self.close(!matches!(part.finish, Some(TextFinish::Stop(_))), &mut events);
             self.finish = part.finish;
         }
         events
@@ -122,6 +122,7 @@ impl Output for Message {
         let (stop_reason, stop_sequence) = match &self.finish {
             None => (Value::Null, Value::Null),
             Some(TextFinish::Length) => ("max_tokens".into(), Value::Null),
+            Some(TextFinish::Abort) => ("pause_turn".into(), Value::Null),
             Some(TextFinish::Stop(StopCause::Text(text))) => ("stop_sequence".into(), text.as_str().into()),
             Some(TextFinish::Stop(_)) if self.blocks.iter().any(|block| block["type"] == "tool_use") => {
                 ("tool_use".into(), Value::Null)

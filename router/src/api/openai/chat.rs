@@ -217,6 +217,8 @@ impl Answer {
         let mut gathered: Vec<Gathered> = (0..self.choices(&merged)).map(|_| Gathered::default()).collect();
         while let Some(item) = merged.next().await {
             let (_, delta) = item?;
+            let with_stop = self.call.wants.return_token_ids;
+            let delta = if with_stop { delta.with_stop_token() } else { delta };
             if let Some(choice) = gathered.get_mut(delta.sample_index as usize) {
                 choice.push(delta);
             }
@@ -354,7 +356,8 @@ impl Answer {
                 if delta.finish.is_some() {
                     // The held-back text goes out with the finish, so the client has both or neither.
                     let rest = chat_delta(split.finish(index), index, &ids);
-                    let mut object = self.chunk(end(&delta, rest, split.has_calls(index)), merged.usage_of(at, index));
+                    let choice = self.end(&delta, rest, split.has_calls(index));
+                    let mut object = self.chunk(choice, merged.usage_of(at, index));
                     shapes::add_receipt(&mut object, merged.journey());
                     yield outgoing.event(index, true, object);
                 }
@@ -414,6 +417,23 @@ impl Answer {
         Some(choice)
     }
 
+    /// Choice object in the last chunk of a sample.
+    fn end(&self, delta: &TextDelta, rest: Map<String, Value>, has_calls: bool) -> Value {
+        let mut choice = json!({
+            "index": delta.sample_index, "delta": rest, "logprobs": null,
+            "finish_reason": finish_reason(delta.finish.as_ref(), has_calls),
+            "stop_reason": shapes::stop_reason(delta.finish.as_ref()),
+        });
+        let stop = delta.only_stop_token();
+        if self.call.wants.return_token_ids && !stop.tokens.is_empty() {
+            // Not with the tokens before it: whoever has this chunk has the end.
+            choice["logprobs"] =
+                self.call.logprobs.then(|| logprobs::chat(self.names(), &stop.logprobs)).into();
+            choice["token_ids"] = stop.tokens.into();
+        }
+        choice
+    }
+
     /// A chunk with a choice, of whose output `usage` counts the tokens.
     fn chunk(&self, choice: Value, usage: Usage) -> Map<String, Value> {
         let mut object = self.heading.object(vec![choice]);
@@ -424,15 +444,6 @@ impl Answer {
         }
         object
     }
-}
-
-/// Choice object in the last chunk of a sample.
-fn end(delta: &TextDelta, rest: Map<String, Value>, has_calls: bool) -> Value {
-    json!({
-        "index": delta.sample_index, "delta": rest, "logprobs": null,
-        "finish_reason": finish_reason(delta.finish.as_ref(), has_calls),
-        "stop_reason": shapes::stop_reason(delta.finish.as_ref()),
-    })
 }
 
 /// Value of `finish_reason`. An answer that stopped after calls reports `tool_calls`.

@@ -214,7 +214,7 @@ impl Answer {
         let mut gathered: Vec<Gathered> = self.choices.iter().map(|_| Gathered::default()).collect();
         while let Some(item) = merged.next().await {
             let (at, delta) = item?;
-            let delta = self.shown(delta);
+            let delta = self.with_stop_token(self.shown(delta));
             if let Some(choice) = gathered.get_mut(at * self.n + delta.sample_index as usize) {
                 choice.push(delta);
             }
@@ -275,6 +275,7 @@ impl Answer {
                 let index = at * self.n + delta.sample_index as usize;
                 outgoing.is_from(index, merged.version_of(at));
                 let (had, delta) = outgoing.part(index, self.shown(delta))?;
+                let delta = self.with_stop_token(delta);
                 self.skip_received(index, &had);
                 if self.is_quiet(index, &delta) {
                     continue;
@@ -335,6 +336,12 @@ impl Answer {
             return delta;
         }
         TextDelta { sample_index: delta.sample_index, finish: delta.finish, ..TextDelta::default() }
+    }
+
+    /// The same, with the stop token if token ids are shown.
+    fn with_stop_token(&self, delta: TextDelta) -> TextDelta {
+        let shows = self.call.wants.return_token_ids && !self.call.drop_output;
+        if shows { delta.with_stop_token() } else { delta }
     }
 
     /// Whether the delta shows nothing and its choice has already started.

@@ -183,9 +183,10 @@ pub fn finish(finish: &TextFinish, has_calls: bool) -> v1::Finish {
         TextFinish::Stop(StopCause::Text(text)) => (Some(text.clone()), None),
         TextFinish::Stop(StopCause::Token(token)) => (None, Some(*token)),
         TextFinish::Stop(StopCause::End(token)) => (None, *token),
-        TextFinish::Length => (None, None),
+        TextFinish::Length | TextFinish::Abort => (None, None),
     };
-    let reason = if has_calls && *finish != TextFinish::Length { "tool_calls" } else { finish.reason() };
+    let has_ended = matches!(finish, TextFinish::Stop(_));
+    let reason = if has_calls && has_ended { "tool_calls" } else { finish.reason() };
     v1::Finish { reason: reason.to_owned(), stop_string, stop_token_id }
 }
 

@@ -21,8 +21,9 @@ async fn a_chat_has_openais_shape() {
     let body = answer.json();
     assert_eq!(body["id"], "chatcmpl-t");
     assert_eq!(body["object"], "chat.completion");
+    let tokens = [testing::tokens("Hé"), vec![1]].concat();
     let expected = json!([{"index": 0, "message": {"role": "assistant", "content": "Hé", "refusal": null},
-        "logprobs": null, "finish_reason": "stop", "stop_reason": null, "token_ids": testing::tokens("Hé")}]);
+        "logprobs": null, "finish_reason": "stop", "stop_reason": null, "token_ids": tokens}]);
     assert_eq!(body["choices"], expected);
     let prompt =
         testing::model_text().tokenizer.encode("<|bos|><|user|>hi<|end|><|assistant|>", false).unwrap();

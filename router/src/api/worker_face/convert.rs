@@ -129,6 +129,7 @@ impl Deltas {
             cached_tokens: delta.cached_tokens,
             prompt_logprobs: delta.prompt_logprobs,
             pooled: delta.pooled,
+            stop_logprobs: delta.stop_logprobs,
             from_prompt_position,
             hand_back: false,
         };

@@ -62,6 +62,7 @@ impl Rng {
 struct Stream {
     tokens: Vec<TokenId>,
     logprobs: Vec<Option<TokenLogprobs>>,
+    stop_logprobs: Option<TokenLogprobs>,
     finish: Option<FinishReason>,
 }
 
@@ -216,6 +217,10 @@ impl World {
                     assert_eq!(stream.finish, None, "nothing follows the end");
                     stream.tokens.push(token);
                     stream.logprobs.push(logprobs);
+                }
+                RequestEvent::StopScored { request, sample, logprobs } => {
+                    let stream = self.streams.get_mut(&(request, sample)).expect("a known sample");
+                    assert_eq!(stream.stop_logprobs.replace(logprobs), None, "a sample ends once");
                 }
                 RequestEvent::Pooled { request, vector, .. } => {
                     assert_eq!(self.vectors.insert(request, vector), None, "a request has one vector");

@@ -109,6 +109,15 @@ pub(super) fn scenario_with(
             assert_eq!(stream.finish, whole.finish, "seed {seed}: {id:?} ends alike");
             assert_eq!(stream.tokens, whole.tokens[from..], "seed {seed}: {id:?} from {from}");
             assert_eq!(stream.logprobs, whole.logprobs[from..], "seed {seed}: {id:?} logprobs");
+            assert_eq!(stream.stop_logprobs, whole.stop_logprobs, "seed {seed}: {id:?} stop token");
+            let wanted = stream.logprobs.iter().any(Option::is_some);
+            if let Some(FinishReason::Stop(Some(token))) = stream.finish.filter(|_| wanted) {
+                assert_eq!(
+                    stream.stop_logprobs.as_ref().map(|stop| stop.token),
+                    Some(token),
+                    "seed {seed}: {id:?}"
+                );
+            }
             whole_streams.insert(*id, stream.clone());
         }
     }

@@ -47,6 +47,8 @@ struct SampleOutput {
     logprobs: VecDeque<TokenLogprobs>,
     /// The vector that it ends with, if its request is pooled; else empty.
     pooled: Vec<f32>,
+    /// Those of the stop token that it ends with, if its request wants them.
+    stop_logprobs: Option<Box<TokenLogprobs>>,
     finish: Option<FinishReason>,
 }
 
@@ -85,8 +87,15 @@ impl Ring {
             let known = if request.params.logprobs.is_none() { &sample.delivered[..] } else { &[] };
             let from = prompt_len + (sample.delivered.len() - known.len()) as u32;
             let tokens = known.iter().copied().collect();
-            let (logprobs, pooled) = (VecDeque::new(), Vec::new());
-            SampleOutput { index: sample.index, from, tokens, logprobs, pooled, finish: None }
+            SampleOutput {
+                index: sample.index,
+                from,
+                tokens,
+                logprobs: VecDeque::new(),
+                pooled: Vec::new(),
+                stop_logprobs: None,
+                finish: None,
+            }
         };
         let mut samples: Vec<_> = request.samples.iter().map(output).collect();
         samples.sort_unstable_by_key(|sample| sample.index);
@@ -135,6 +144,10 @@ impl Ring {
                 assert_eq!(position, output.end(), "a sample's tokens come in order");
                 output.tokens.push_back(token);
                 output.logprobs.extend(logprobs);
+            }
+            RequestEvent::StopScored { sample, logprobs, .. } => {
+                // Not counted: there is one a sample, and it stays until the ring goes.
+                self.sample_mut(sample).stop_logprobs = Some(Box::new(logprobs));
             }
             RequestEvent::Pooled { sample, vector, .. } => {
                 // Not counted: there is one, and it stays until the ring goes.
@@ -254,11 +267,15 @@ impl Ring {
         };
         let finish = Some(reason);
         match deltas.last_mut().filter(fits) {
-            Some(last) => last.finish = finish,
+            Some(last) => {
+                last.finish = finish;
+                last.stop_logprobs.clone_from(&sample.stop_logprobs);
+            }
             None => deltas.push(Delta {
                 sample_index: at.index,
                 from_position: sample.end(),
                 pooled: sample.pooled.clone(),
+                stop_logprobs: sample.stop_logprobs.clone(),
                 finish,
                 ..Delta::default()
             }),

@@ -147,8 +147,12 @@ impl World {
     fn finish(&mut self, sample: u32) {
         let position = self.end(sample);
         if !std::mem::replace(&mut self.expected[sample as usize].finished, true) {
-            let reason = FinishReason::Length;
-            self.ring.add(RequestEvent::Finished { request: RequestKey(1), sample, position, reason });
+            let (mut reason, request) = (FinishReason::Length, RequestKey(1));
+            if self.logprobs {
+                reason = FinishReason::Stop(Some(sample));
+                self.ring.add(RequestEvent::StopScored { request, sample, logprobs: logprob(sample) });
+            }
+            self.ring.add(RequestEvent::Finished { request, sample, position, reason });
         }
     }
 
@@ -197,6 +201,8 @@ impl World {
             if self.logprobs {
                 assert!(delta.logprobs.iter().map(|entry| entry.token).eq(delta.tokens.iter().copied()));
             }
+            let stop = delta.finish.filter(|_| self.logprobs).map(|_| Box::new(logprob(delta.sample_index)));
+            assert_eq!(delta.stop_logprobs, stop);
             *next += delta.tokens.len() as u32;
             if delta.finish.is_some() {
                 // Beyond the sample's end only if it started there.

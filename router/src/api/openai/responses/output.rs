@@ -275,7 +275,7 @@ impl Output for Items {
             }
         }
         if let Some(finish) = part.finish {
-            let status = if finish == TextFinish::Length { "incomplete" } else { "completed" };
+            let status = if is_cut(&finish) { "incomplete" } else { "completed" };
             self.close(status, &mut events);
             self.finish = Some(finish);
         }
@@ -297,13 +297,20 @@ impl Output for Items {
     }
 
     fn whole(&self, usage: Usage) -> Value {
-        let is_cut = self.finish == Some(TextFinish::Length);
-        let mut response = self.object(if is_cut { "incomplete" } else { "completed" }, usage_object(usage));
-        if is_cut {
-            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        let cut = self.finish.as_ref().filter(|finish| is_cut(finish));
+        let status = if cut.is_some() { "incomplete" } else { "completed" };
+        let mut response = self.object(status, usage_object(usage));
+        if let Some(finish) = cut {
+            let reason = if *finish == TextFinish::Abort { "abort" } else { "max_output_tokens" };
+            response["incomplete_details"] = json!({"reason": reason});
         }
         response
     }
+}
+
+/// Whether an answer with this end is incomplete.
+fn is_cut(finish: &TextFinish) -> bool {
+    !matches!(finish, TextFinish::Stop(_))
 }
 
 /// The events that end an item's content, without its index.
