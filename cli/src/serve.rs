@@ -16,7 +16,7 @@ use skein_node::supervisor::{Report, Supervisor};
 use skein_node::telemetry::{self, LogOptions};
 use skein_router::cluster::Cluster;
 use skein_router::refusal::Refusal;
-use skein_router::swap::ModelSwaps;
+use skein_router::swap::{ModelSwaps, Place};
 use skein_sys::threads::ThreadPlacement;
 use skein_tls::Certificate;
 use skein_worker::config::BackendKind;
@@ -212,7 +212,7 @@ async fn swap_on_hangup(mut hangups: Hangups, shutdown: &Shutdown, orders: &Orde
         let orders = orders.clone();
         tokio::spawn(async move {
             // What becomes of it is in the log, unless it does not begin.
-            if let Err(refusal @ Refusal::Conflict(_)) = orders.swap(None).await {
+            if let Err(refusal @ Refusal::Conflict(_)) = orders.swap(None, Place::Beside).await {
                 tracing::warn!("SIGHUP: {refusal}");
             }
         });

@@ -1,6 +1,9 @@
 //! Replaces the model of `skein serve` while it serves. Workers with the new version start beside the running
 //! ones; once all of them are ready, new requests go to them, and the old ones run on until the last request
 //! that began on them has ended. If anything fails before that, the old ones serve on.
+//!
+//! While generation stands still, the new ones can also take the old ones' place: the old ones end first, so
+//! that memory for one version is enough, and start again if the new ones fail.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,13 +15,13 @@ use skein_choice::fleet::{NewRequests, NotReady};
 use skein_hub::Need;
 use skein_model::fingerprint::fingerprint;
 use skein_node::clock;
-use skein_node::supervisor::{Report, Supervisor, WorkerSet};
+use skein_node::supervisor::{Report, Supervisor, WorkerSet, WorkerStart};
 use skein_proto::version::Version;
 use skein_router::app::App;
 use skein_router::cluster::Cluster;
 use skein_router::metrics::SwapOutcome;
 use skein_router::refusal::Refusal;
-use skein_router::swap::{ModelSwaps, Swapped};
+use skein_router::swap::{ModelSwaps, Place, Swapped};
 use skein_text::files::TextFiles;
 use skein_worker::config::{LoadFormat, WorkerConfig};
 use skein_worker::load;
@@ -44,6 +47,7 @@ const ORDERS_WAITING: usize = 1;
 struct Order {
     /// Directory or name; `None` = what the command line says.
     model: Option<String>,
+    place: Place,
     answer: oneshot::Sender<Result<Swapped, Refusal>>,
 }
 
@@ -67,7 +71,7 @@ impl UnderWay {
     fn begin(&self, what: &str) -> Result<(), Refusal> {
         let mut now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*now {
-            Some(other) => Err(Refusal::Conflict(format!("{other}; try again after that."))),
+            Some(other) => Err(Refusal::Conflict(format!("{other}. Try again after that."))),
             None => {
                 *now = Some(what.to_owned());
                 Ok(())
@@ -77,12 +81,12 @@ impl UnderWay {
 }
 
 impl ModelSwaps for Orders {
-    fn swap(&self, model: Option<String>) -> BoxFuture<'_, Result<Swapped, Refusal>> {
+    fn swap(&self, model: Option<String>, place: Place) -> BoxFuture<'_, Result<Swapped, Refusal>> {
         Box::pin(async move {
             self.under_way.begin("A new version of the model is being loaded")?;
             let (answer, answered) = oneshot::channel();
             // Both fail only at the end of this process.
-            self.sender.send(Order { model, answer }).await.map_err(|_| Refusal::Draining)?;
+            self.sender.send(Order { model, place, answer }).await.map_err(|_| Refusal::Draining)?;
             answered.await.map_err(|_| Refusal::Draining)?
         })
     }
@@ -136,6 +140,8 @@ pub struct Swapper {
     app: App,
     /// The model as the command line gives it.
     argument: ModelArgument,
+    /// Directory of the running version.
+    directory: PathBuf,
     /// Those of the running version; `None` if they could not be read at the start.
     files: Option<Files>,
     /// Number of the newest set of workers; the first is 1.
@@ -165,6 +171,7 @@ impl Swapper {
         let under_way = UnderWay::default();
         let handle = Orders { sender, under_way: under_way.clone() };
         let swapper = Self {
+            directory: starts.launch.model.clone(),
             starts,
             supervisor,
             cluster,
@@ -182,18 +189,20 @@ impl Swapper {
     pub async fn run(mut self) {
         let (starts, model) = (self.starts.clone(), self.starts.launch.model.clone());
         self.files = blocking(move || starts.files(&model, 0)).await.ok();
-        while let Some(Order { model, answer }) = self.orders.recv().await {
+        while let Some(Order { model, place, answer }) = self.orders.recv().await {
+            if place == Place::Instead {
+                let result = self.replace(model).await;
+                self.under_way.set(None);
+                let _ = answer.send(result);
+                continue;
+            }
             let running = self.cluster.current_version();
             let loaded = self.load(model).await;
             let (result, old) = match loaded {
-                Ok(Loaded::Unchanged) => {
-                    tracing::info!(version = %running, "the model's files are those that run: nothing to swap");
-                    self.app.metrics.swapped(SwapOutcome::Unchanged);
-                    (Ok(Swapped { version: running, changed: false, running_on_old: 0 }), None)
-                }
+                Ok(Loaded::Unchanged) => (Ok(self.unchanged(running)), None),
                 Ok(Loaded::New { workers, version, files, model }) => {
                     let old = self.commit(workers, version, files, &model);
-                    let running_on_old = self.cluster.running_on_others_than(version);
+                    let running_on_old = self.running_on_others_than(version);
                     tracing::info!(
                         %version, before = %running, running_on_old, model = %model.display(),
                         "swapped: new requests go to the new version; those that have begun end on the one before"
@@ -201,15 +210,13 @@ impl Swapper {
                     self.app.metrics.swapped(SwapOutcome::Swapped);
                     (Ok(Swapped { version, changed: true, running_on_old }), Some((old, version)))
                 }
-                Err(reason) => {
-                    tracing::warn!(version = %running, reason, "not swapped: the running version serves on");
-                    self.app.metrics.swapped(SwapOutcome::Refused);
-                    let message = format!("{reason}. Version {running} serves on.");
-                    (Err(Refusal::invalid("model_path", message)), None)
-                }
+                Err(reason) => (Err(self.refused(&reason, running)), None),
             };
             if let Some((old, version)) = old {
-                self.under_way.set(Some(format!("Requests still end on version {running} of the model")));
+                self.under_way.set(Some(format!(
+                    "Requests may still end on version {running} of the model, or their clients come back within \
+                     --stream-linger; those that stand still end after /resume"
+                )));
                 // An error means that the client has left.
                 let _ = answer.send(result);
                 self.see_off(old, running, version).await;
@@ -221,8 +228,81 @@ impl Swapper {
         }
     }
 
+    /// A swap has failed for this reason.
+    fn refused(&self, reason: &str, running: Version) -> Refusal {
+        tracing::warn!(version = %running, reason, "not swapped: the running version serves on");
+        self.app.metrics.swapped(SwapOutcome::Refused);
+        let reason = reason.trim_end_matches('.');
+        let end = if reason.ends_with('?') { "" } else { "." };
+        Refusal::invalid("model_path", format!("{reason}{end} Version {running} serves on."))
+    }
+
+    /// The files of that version run already.
+    fn unchanged(&self, running: Version) -> Swapped {
+        tracing::info!(version = %running, "the model's files are those that run: nothing to swap");
+        self.app.metrics.swapped(SwapOutcome::Unchanged);
+        Swapped { version: running, changed: false, running_on_old: 0 }
+    }
+
+    /// Ends the running version's workers and starts those of the ordered one.
+    async fn replace(&mut self, model: Option<String>) -> Result<Swapped, Refusal> {
+        let hold = self.app.pauses.as_ref().ok_or(Refusal::Internal)?.hold()?;
+        let running = self.cluster.current_version();
+        let (model, files) = match self.find(model, 0).await {
+            Ok(found) => found,
+            Err(reason) => return Err(self.refused(&reason, running)),
+        };
+        if self.files.is_some_and(|running| running.fingerprint == files.fingerprint) {
+            return Ok(self.unchanged(running));
+        }
+        tracing::info!(model = %model.display(), "loading a new version of the model in the place of the running one");
+        self.supervisor.replace(WorkerSet::default()).stop().await;
+        match self.start_seen(&model, 0).await {
+            Ok((workers, version)) => {
+                hold.abort_begun();
+                self.commit(workers, version, files, &model);
+                tracing::info!(%version, before = %running, model = %model.display(), "swapped in place");
+                self.app.metrics.swapped(SwapOutcome::Swapped);
+                Ok(Swapped { version, changed: true, running_on_old: 0 })
+            }
+            Err(reason) => {
+                self.start_again().await;
+                Err(self.refused(&reason, running))
+            }
+        }
+    }
+
+    /// Starts the workers of the version that ran.
+    async fn start_again(&mut self) {
+        let directory = self.directory.clone();
+        let (names, start) = self.next_workers(&directory, 0);
+        let (workers, mut reports) = self.supervisor.start_lasting(names, start);
+        if let Err(reason) = all_ready(&mut reports, workers.names().len()).await {
+            let model = directory.display();
+            tracing::error!(reason, %model, "the version that ran does not start again: order another one");
+        }
+        read_on(reports);
+        self.supervisor.replace(workers);
+    }
+
     /// Loads the ordered version beside the running one.
     async fn load(&mut self, model: Option<String>) -> Result<Loaded, String> {
+        let beside = self.files.map_or(0, |files| files.planned_bytes);
+        let (model, files) = self.find(model, beside).await?;
+        if self.files.is_some_and(|running| running.fingerprint == files.fingerprint) {
+            return Ok(Loaded::Unchanged);
+        }
+        tracing::info!(model = %model.display(), "loading a new version of the model beside the running one");
+        let (workers, version) = self.start_seen(&model, beside).await?;
+        if version == self.cluster.current_version() {
+            workers.stop().await;
+            return Ok(Loaded::Unchanged);
+        }
+        Ok(Loaded::New { workers, version, files, model })
+    }
+
+    /// Finds the ordered version, whose workers must fit next to `beside` bytes.
+    async fn find(&self, model: Option<String>, beside: u64) -> Result<(PathBuf, Files), String> {
         let worker = &self.starts.engine.worker;
         if worker.ranks.nodes.count > 1 {
             return Err("a model on several machines is not swapped, because the other machines run one version: start \
@@ -244,26 +324,21 @@ impl Swapper {
         let found = blocking(find).await?;
         let model = resolved(found);
         self.check_text(&model).await?;
-        let beside = self.files.map_or(0, |files| files.planned_bytes);
         let (starts, directory) = (self.starts.clone(), model.clone());
         let files = blocking(move || starts.files(&directory, beside)).await?;
-        if self.files.is_some_and(|running| running.fingerprint == files.fingerprint) {
-            return Ok(Loaded::Unchanged);
-        }
-        tracing::info!(model = %model.display(), "loading a new version of the model beside the running one");
-        let workers = self.start(&model, beside).await?;
-        let version = match self.seen(&workers).await {
-            Ok(version) => version,
+        Ok((model, files))
+    }
+
+    /// Starts workers until the router can use all of them; returns the version that they serve, too.
+    async fn start_seen(&mut self, model: &Path, beside: u64) -> Result<(WorkerSet, Version), String> {
+        let workers = self.start(model, beside).await?;
+        match self.seen(&workers).await {
+            Ok(version) => Ok((workers, version)),
             Err(reason) => {
                 workers.stop().await;
-                return Err(reason);
+                Err(reason)
             }
-        };
-        if version == self.cluster.current_version() {
-            workers.stop().await;
-            return Ok(Loaded::Unchanged);
         }
-        Ok(Loaded::New { workers, version, files, model })
     }
 
     /// Refuses a version with another tokenizer or chat template: this process keeps its own.
@@ -282,6 +357,22 @@ impl Swapper {
 
     /// Starts the workers and waits until all are ready.
     async fn start(&mut self, model: &Path, beside: u64) -> Result<WorkerSet, String> {
+        let (names, start) = self.next_workers(model, beside);
+        let (workers, mut reports) = self.supervisor.start_beside(names, start);
+        if let Err(reason) = all_ready(&mut reports, workers.names().len()).await {
+            workers.stop().await;
+            return Err(reason);
+        }
+        read_on(reports);
+        Ok(workers)
+    }
+
+    /// Names of the next workers, and how to start each.
+    fn next_workers(
+        &mut self,
+        model: &Path,
+        beside: u64,
+    ) -> (Vec<String>, impl Fn(usize) -> WorkerStart + Clone + Send + Sync + use<>) {
         self.generation += 1;
         let launch = Launch {
             model: model.to_owned(),
@@ -293,24 +384,7 @@ impl Swapper {
             (0..launch.workers).map(|worker| format!("worker-{worker}-v{}", self.generation)).collect();
         let (engine, threads, called) = (self.starts.engine.clone(), self.starts.threads, names.clone());
         let start = move |worker: usize| launch.start(worker, &called[worker], &engine, threads);
-        let (workers, mut reports) = self.supervisor.start_beside(names, start);
-        let mut ready = BTreeSet::new();
-        while ready.len() < workers.names().len() {
-            match reports.recv().await {
-                Some(Report::Progress { worker, done, total }) => {
-                    tracing::debug!(worker, done, total, "a new version of the model loads");
-                }
-                Some(Report::Ready { worker, .. }) => drop(ready.insert(worker)),
-                Some(Report::Hopeless(failed)) => {
-                    workers.stop().await;
-                    return Err(format!("a worker with the new version did not start: {}", failed.message));
-                }
-                None => return Err("the workers with the new version have ended".into()),
-            }
-        }
-        // The supervisor blocks unless its reports are read for as long as the workers run.
-        tokio::spawn(async move { while reports.recv().await.is_some() {} });
-        Ok(workers)
+        (names, start)
     }
 
     /// Waits until the router can use all of `workers`; returns the version that they serve.
@@ -350,11 +424,18 @@ impl Swapper {
     fn commit(&mut self, workers: WorkerSet, version: Version, files: Files, model: &Path) -> WorkerSet {
         self.cluster.set_new_requests(NewRequests::Only(version));
         self.files = Some(files);
+        model.clone_into(&mut self.directory);
         if let Some(processes) = &self.app.text.render_processes {
             // The old version's directory may go.
             processes.start_by(start_renderer(model, &self.app.config.text));
         }
         self.supervisor.replace(workers)
+    }
+
+    /// Requests on other versions than `version`: those that run, and those that stand still.
+    fn running_on_others_than(&self, version: Version) -> usize {
+        let standing = self.app.pauses.as_ref().map_or(0, |pauses| pauses.standing_on_others_than(version));
+        self.cluster.running_on_others_than(version) + standing
     }
 
     /// Stops the workers of version `before` once nothing runs on it any more and no reader can come back to
@@ -366,7 +447,7 @@ impl Swapper {
         let mut idle_since = None;
         loop {
             let now = clock::now();
-            if self.cluster.running_on_others_than(version) > 0 {
+            if self.running_on_others_than(version) > 0 {
                 idle_since = None;
             } else if now.since(*idle_since.get_or_insert(now)) >= linger {
                 break;
@@ -380,6 +461,29 @@ impl Swapper {
         old.stop().await;
         tracing::info!(version = %before, "the version before has ended");
     }
+}
+
+/// Waits until all of `workers` workers are ready.
+async fn all_ready(reports: &mut mpsc::Receiver<Report>, workers: usize) -> Result<(), String> {
+    let mut ready = BTreeSet::new();
+    while ready.len() < workers {
+        match reports.recv().await {
+            Some(Report::Progress { worker, done, total }) => {
+                tracing::debug!(worker, done, total, "a new version of the model loads");
+            }
+            Some(Report::Ready { worker, .. }) => drop(ready.insert(worker)),
+            Some(Report::Hopeless(failed)) => {
+                return Err(format!("a worker with the new version did not start: {}", failed.message));
+            }
+            None => return Err("the workers with the new version have ended".into()),
+        }
+    }
+    Ok(())
+}
+
+/// Reads `reports` for as long as the workers run: the supervisor blocks unless somebody does.
+fn read_on(mut reports: mpsc::Receiver<Report>) {
+    tokio::spawn(async move { while reports.recv().await.is_some() {} });
 }
 
 /// `path` without symbolic links: a worker that restarts must find the version that it served.

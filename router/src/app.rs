@@ -21,6 +21,7 @@ use crate::drain::{Drain, Lease};
 use crate::generator::{Adapters, FleetView, Generator};
 use crate::links::picks::{Endpoints, Picked};
 use crate::metrics::{Metered, Metrics};
+use crate::pause::Pauses;
 use crate::pooled::refused;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
@@ -58,6 +59,8 @@ pub struct Parts {
     pub batches: Option<Arc<Store>>,
     /// Replaces the model; `None` if this process did not start its workers.
     pub swaps: Option<Arc<dyn ModelSwaps>>,
+    /// Has generation stand still; `None` if clients may not replace the model.
+    pub pauses: Option<Pauses>,
     /// Runs tokenisation, within limits for all requests together.
     text_work: TextWork,
 }
@@ -79,17 +82,25 @@ impl App {
         C: Generator + FleetView + Adapters,
     {
         let metrics = Arc::new(Metrics::of_router(&text.name(), &config));
+        let most_waiting = config.admission.max_num_queued_reqs;
+        let drain = Drain::default();
+        let pauses = config.runtime_swaps.then(|| Pauses::new(cluster.clone(), drain.clone(), most_waiting));
+        let generator: Arc<dyn Generator> = match &pauses {
+            None => cluster.clone(),
+            Some(pauses) => Arc::new(pauses.clone()),
+        };
         Self(Arc::new(Parts {
             text,
-            generator: Arc::new(Metered::new(cluster.clone(), metrics.clone())),
+            generator: Arc::new(Metered::new(generator, metrics.clone())),
             fleet: cluster.clone(),
             adapters: cluster,
             metrics,
             config: Arc::new(config),
-            drain: Drain::default(),
+            drain,
             created: clock::unix_time().as_secs(),
             batches: None,
             swaps: None,
+            pauses,
             text_work: TextWork::default(),
         }))
     }

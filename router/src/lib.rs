@@ -30,6 +30,7 @@ pub mod limits;
 pub mod links;
 pub mod metrics;
 pub mod metrics_port;
+pub mod pause;
 mod pooled;
 pub mod refusal;
 pub mod request;

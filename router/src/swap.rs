@@ -6,15 +6,25 @@ use skein_proto::version::Version;
 
 use crate::refusal::Refusal;
 
+/// Where a new version of the model is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Beside the running one: there is memory for both, and no request waits.
+    Beside,
+    /// In the place of the running one, whose workers end first. Generation must stand still.
+    Instead,
+}
+
 /// Replaces the workers' model.
 pub trait ModelSwaps: Send + Sync + 'static {
-    /// Loads the model in the directory, or by the name, `model` beside the running one, and moves new
-    /// requests to it. `None` = reads the model that runs again. Returns when new requests go to the new
-    /// version; the old one ends its own. The swap goes on if the future is dropped.
+    /// Loads the model in the directory, or by the name, `model` and moves new requests to it. `None` = reads
+    /// the model that runs again. Returns when new requests go to the new version; beside it, the old one
+    /// ends its own. The swap goes on if the future is dropped.
     ///
-    /// # Errors [`Refusal::Conflict`] during another swap, and [`Refusal::Invalid`] with the reason if the
-    /// model cannot be served; then the running version serves on.
-    fn swap(&self, model: Option<String>) -> BoxFuture<'_, Result<Swapped, Refusal>>;
+    /// # Errors [`Refusal::Conflict`] during another swap, or if generation would have to stand still, and
+    /// [`Refusal::Invalid`] with the reason if the model cannot be served; then the running version serves
+    /// on.
+    fn swap(&self, model: Option<String>, place: Place) -> BoxFuture<'_, Result<Swapped, Refusal>>;
 }
 
 /// A finished swap.

@@ -56,6 +56,14 @@ def answered(model, path: pathlib.Path, messages: list[dict]) -> dict:
     return {"messages": messages, "prompt": prompt, "answer": tokenizer.decode(out)}
 
 
+def rolled_out(model, prompt: list[int]) -> dict:
+    """The greedy answer with the token that ends it, and its log probabilities."""
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=ANSWER, do_sample=False)
+    scores = torch.log_softmax(model(ids).logits[0, len(prompt) - 1:-1].double(), -1)
+    answer = ids[0, len(prompt):].tolist()
+    return {"token_ids": answer, "log_probs": [round(value, 5) for value in scores[range(len(answer)), answer].tolist()]}
+
+
 def log_probs(model, window: np.ndarray) -> list[float]:
     """Of the tokens 1 to SCORED - 1 of a window."""
     ids = torch.from_numpy(window[:SCORED].astype(np.int64))
@@ -76,7 +84,7 @@ def main():
     (HERE / "tokens.u16").write_bytes(windows.tobytes())
     goldens = {"file": path.name, "window": WINDOW, "perplexity": round(float(np.exp(np.mean(losses))), 5),
                "windows": [round(float(np.exp(loss)), 5) for loss in losses],
-               "chats": [answered(model, path, messages) for messages in CHATS],
+               "chats": [chat | rolled_out(model, chat["prompt"]) for chat in (answered(model, path, messages) for messages in CHATS)],
                "log_probs": log_probs(model, windows[0])}
     adapted = get_peft_model(model, ADAPTER)
     draw = torch.Generator().manual_seed(1)

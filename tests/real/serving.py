@@ -126,6 +126,34 @@ def chats(server: Server, goldens: dict) -> str:
     return f"{len(goldens['chats'])} chats have transformers' prompts and greedy answers"
 
 
+def scores(logprobs: dict) -> list[float]:
+    return [entry["logprob"] for entry in logprobs["content"]]
+
+
+def rollouts(server: Server, goldens: dict) -> str:
+    """Tokens and log probabilities for training, the stop token's too, are those of transformers. Scored
+    again as a prompt, sampled ones have the same bits."""
+    worst, stops, scored = 0.0, 0, 0
+    for seed, chat in enumerate(goldens["chats"]):
+        def generate(token_ids, **sampling):
+            return server.post("/inference/v1/generate", {"token_ids": token_ids, "sampling_params": sampling})
+
+        greedy = generate(chat["prompt"], temperature=0, max_tokens=48, logprobs=0)["choices"][0]
+        assert greedy["token_ids"] == chat["token_ids"], f"{greedy['token_ids']}, transformers: {chat['token_ids']}"
+        found = scores(greedy["logprobs"])
+        worst = max(worst, *(abs(own - theirs) for own, theirs in zip(found, chat["log_probs"], strict=True)))
+        assert worst < LOG_PROB_ERROR, f"log probabilities differ from transformers' by {worst}"
+        stops += greedy["finish_reason"] == "stop"
+        rollout = generate(chat["prompt"], temperature=1, max_tokens=100, logprobs=0, seed=seed)["choices"][0]
+        whole = chat["prompt"] + rollout["token_ids"]
+        again = generate(whole, max_tokens=1, prompt_logprobs=0)["prompt_logprobs"][len(chat["prompt"]):]
+        again = [of_token[str(token)]["logprob"] for of_token, token in zip(again, rollout["token_ids"], strict=True)]
+        assert again == scores(rollout["logprobs"]), f"scored again: {again}, drawn: {scores(rollout['logprobs'])}"
+        scored += len(again)
+    assert stops > 0, "no answer ended by itself"
+    return f"log probabilities of answers differ by {worst:.1e}, {stops} stop tokens among them; {scored} scored again have the same bits"
+
+
 def adapter(server: Server, goldens: dict) -> str:
     """Log probabilities of a text, also of an adapter's, are those of transformers and PEFT."""
     ids = [token for token, in struct.iter_unpack("<H", (HERE / "tokens.u16").read_bytes())]
@@ -206,7 +234,7 @@ def check(binary: str, model: pathlib.Path, goldens: dict) -> None:
     exact = ["--workers", "1", "--max-model-len", "1024", "--dtype", "float32"]
     lora = ["--enable-lora", "--lora-modules", f"adapter={HERE / 'adapter'}"]
     with Server(binary, model, *exact, *lora) as server:
-        for part in (chats, adapter):
+        for part in (chats, rollouts, adapter):
             print(f"passed: {part(server, goldens)}", flush=True)
     with Server(binary, model, "--workers", "2", "--max-model-len", "1024") as server:
         for part in (kills, schemas):

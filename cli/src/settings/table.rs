@@ -138,7 +138,7 @@ pub const FLAGS: &[Flag] = &[
         "false",
         MODEL,
         SERVE,
-        "Let clients replace the model (/update_weights_from_disk): trusted clients only; SIGHUP needs no flag",
+        "Let clients replace the model and pause generation (/update_weights_from_disk, /update_weights, /pause): trusted clients only; SIGHUP needs no flag",
     ),
     same_on_nodes(
         "/scheduler/max_model_len",

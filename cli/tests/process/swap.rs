@@ -123,9 +123,26 @@ async fn version(url: &str) -> String {
 
 /// Orders a swap over HTTP; returns the status and the body.
 async fn order(url: &str, body: Value) -> (u16, Value) {
-    let client = reqwest::Client::new();
-    let answer = client.post(format!("{url}/update_weights_from_disk")).json(&body).send().await.unwrap();
+    post(&format!("{url}/update_weights_from_disk"), body).await
+}
+
+/// Orders the version in `path` in the place of the running one.
+async fn update_in_place(url: &str, path: &str) -> (u16, Value) {
+    post(&format!("{url}/update_weights"), json!({"update_info": {"model_path": path}})).await
+}
+
+async fn post(url: &str, body: Value) -> (u16, Value) {
+    let answer = reqwest::Client::new().post(url).json(&body).send().await.unwrap();
     (answer.status().as_u16(), answer.json().await.unwrap())
+}
+
+async fn pause(url: &str, mode: &str) {
+    let paused = post(&format!("{url}/pause?mode={mode}"), json!({})).await;
+    assert_eq!(paused, (200, json!({"status": "paused"})));
+}
+
+async fn resume(url: &str) {
+    assert_eq!(post(&format!("{url}/resume"), json!({})).await, (200, json!({"status": "resumed"})));
 }
 
 async fn wait_for(cluster: &Cluster, what: &str, condition: impl Fn(&str) -> bool) {
@@ -281,19 +298,7 @@ fn a_version_that_cannot_be_served_is_refused_and_service_goes_on() {
             let (url, body) = (url.clone(), body.clone());
             async move { order(&url, body).await }
         });
-        let start = clock::now();
-        let new = loop {
-            assert!(
-                clock::now().since(start) < SWAPPED_WITHIN && !ordered.is_finished(),
-                "{}",
-                cluster.log()
-            );
-            let workers = cluster.worker_pids();
-            if let Some(new) = workers.into_iter().find(|pid| !old_workers.contains(pid)) {
-                break new;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        };
+        let new = new_worker(&cluster, &old_workers, &ordered).await;
         let (status, meanwhile) = order(&url, body.clone()).await;
         assert!(status == 409 && meanwhile["error"]["code"] == "conflict", "{status} {meanwhile}");
         send_signal(new, "KILL");
@@ -313,5 +318,106 @@ fn a_version_that_cannot_be_served_is_refused_and_service_goes_on() {
         let (status, answer) = order(&url, json!({"model_path": versions.text("current")})).await;
         assert!(status == 200 && answer["model_version"] == *old_version, "{status} {answer}");
         assert_eq!(short(&cluster).await, expected);
+    });
+}
+
+/// Process id of the first worker that `ordered` starts.
+async fn new_worker<T>(cluster: &Cluster, old: &[u32], ordered: &tokio::task::JoinHandle<T>) -> u32 {
+    let start = clock::now();
+    loop {
+        let in_time = clock::now().since(start) < SWAPPED_WITHIN && !ordered.is_finished();
+        assert!(in_time, "{}", cluster.log());
+        if let Some(new) = cluster.worker_pids().into_iter().find(|pid| !old.contains(pid)) {
+            return new;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Whether what came of a stream that was cut is the beginning of the whole one.
+fn is_beginning_of(seen: &History, whole: &History) -> bool {
+    let is_cut = |(index, choice): (&u64, &client::Choice)| {
+        let end = choice.finish.as_deref();
+        whole.choices[index].token_ids.starts_with(&choice.token_ids)
+            && matches!(end, Some("abort" | "length"))
+    };
+    seen.complete() && seen.choices.iter().all(is_cut)
+}
+
+#[test]
+fn generation_stands_still_and_gets_other_weights_in_place() {
+    block_on(async {
+        let versions = Versions::write();
+        let flags = ["--workers", "2", "--allow-runtime-model-updating", "--kv-cache-memory-bytes", "16MiB"];
+        let cluster = serve(&versions.text("one"), &flags).await;
+        let url = cluster.url.clone();
+        let longer = 500;
+        let expected = all(start_all(&url, longer)).await;
+        let (short_old, old_version) = (short(&cluster).await, version(&url).await);
+        let (status, answer) = update_in_place(&url, &versions.text("two")).await;
+        assert!(status == 409 && answer.to_string().contains("POST /pause first"), "{status} {answer}");
+
+        // Kept streams stand still, beside the swap of the version that they began on, and end as they would.
+        let running = start_all(&url, longer);
+        id_of_a_cut_stream(
+            &url,
+            &json!({"prompt": "def", "max_tokens": longer, "stream": true, "request_id": "cut"}),
+        )
+        .await;
+        pause(&url, "keep").await;
+        let (status, answer) = order(&url, json!({"model_path": versions.text("two")})).await;
+        assert!(status == 200 && answer["changed"] == true, "{status} {answer}");
+        assert!(running.iter().any(|stream| !stream.is_finished()), "some stream was not at its end");
+        assert!(answer["num_paused_requests"].as_u64().unwrap() > 0, "{answer}");
+        // The old workers wait for them, not only for clients that may come back (--stream-linger 1s).
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        assert!(!cluster.log().contains("the version before has ended"), "{}", cluster.log());
+        resume(&url).await;
+        check(&all(running).await, &expected, "streams that stood still", &cluster);
+        let short_new = short(&cluster).await;
+        assert_ne!(short_new, short_old);
+        wait_for(&cluster, "the old workers to end", |log| log.contains("the version before has ended"))
+            .await;
+        let (expected, old_workers) = (all(start_all(&url, longer)).await, cluster.worker_pids());
+
+        // Aborted streams are the beginnings of whole ones. New requests wait, and get the new weights.
+        let running = start_all(&url, longer);
+        id_of_a_cut_stream(
+            &url,
+            &json!({"prompt": "def", "max_tokens": longer, "stream": true, "request_id": "cut"}),
+        )
+        .await;
+        pause(&url, "abort").await;
+        for (seen, whole) in all(running).await.iter().zip(&expected) {
+            assert!(is_beginning_of(seen, whole), "{seen:?}");
+        }
+        let (status, answer) = update_in_place(&url, &versions.text("one")).await;
+        assert!(status == 200 && answer["model_version"] == *old_version, "{status} {answer}");
+        let new_workers = cluster.worker_pids();
+        assert_eq!((new_workers.len(), new_workers.iter().any(|pid| old_workers.contains(pid))), (2, false));
+        let mut waiting = tokio::spawn({
+            let (url, body) = (format!("{url}/v1/completions"), request(1, 8));
+            async move { client::stream_once(&reqwest::Client::new(), &url, &body).await }
+        });
+        assert!(tokio::time::timeout(Duration::from_millis(300), &mut waiting).await.is_err(), "it waits");
+        resume(&url).await;
+        assert_eq!(waiting.await.unwrap().choices[&0].token_ids, short_old);
+
+        // What cannot be served changes nothing, even if the running version's workers have ended.
+        pause(&url, "wait").await;
+        let (status, answer) = update_in_place(&url, &versions.text("nowhere")).await;
+        assert!(status == 400 && answer.to_string().contains("does not exist"), "{status} {answer}");
+        assert_eq!(cluster.worker_pids(), new_workers, "they have not ended");
+        let ordered = tokio::spawn({
+            let (url, two) = (url.clone(), versions.text("two"));
+            async move { update_in_place(&url, &two).await }
+        });
+        let new = new_worker(&cluster, &new_workers, &ordered).await;
+        assert_eq!(post(&format!("{url}/resume"), json!({})).await.0, 409, "weights are being replaced");
+        send_signal(new, "KILL");
+        let (status, answer) = ordered.await.unwrap();
+        assert!(status == 400 && answer.to_string().contains("serves on"), "{status} {answer}");
+        resume(&url).await;
+        assert_eq!((short(&cluster).await, version(&url).await), (short_old, old_version));
     });
 }

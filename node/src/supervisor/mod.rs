@@ -112,6 +112,15 @@ impl Supervisor {
         self.start_set(names, true, start)
     }
 
+    /// Starts workers with these names and starts each again whenever it dies, as those that serve.
+    pub fn start_lasting(
+        &self,
+        names: Vec<String>,
+        start: impl Fn(usize) -> WorkerStart + Clone + Send + Sync + 'static,
+    ) -> (WorkerSet, mpsc::Receiver<Report>) {
+        self.start_set(names, false, start)
+    }
+
     /// Makes `set` the one that serves. Returns the set that served until now; it runs on until it is
     /// stopped.
     pub fn replace(&self, set: WorkerSet) -> WorkerSet {

@@ -12,5 +12,7 @@ mod open;
 mod reader;
 mod watch;
 
+pub(crate) use watch::until;
+
 #[cfg(test)]
 mod tests;

@@ -110,7 +110,7 @@ impl Watch<'_> {
 }
 
 /// Waits until `deadline`; forever if there is none.
-pub(super) async fn until(deadline: Option<clock::Timestamp>) {
+pub(crate) async fn until(deadline: Option<clock::Timestamp>) {
     match deadline {
         Some(deadline) => tokio::time::sleep(deadline.since(clock::now())).await,
         None => std::future::pending().await,

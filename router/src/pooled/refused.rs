@@ -18,6 +18,13 @@ pub fn generates(model: &Arc<str>) -> Refusal {
     Refusal::invalid("model", message)
 }
 
+/// The operator ended the request before it had its vector.
+pub fn aborted() -> Refusal {
+    let message =
+        "The operator of this server ended the request before its vector was computed; send it again.";
+    Refusal::Conflict(message.to_owned())
+}
+
 /// Text is asked of a model that pools.
 pub fn pools(model: &Arc<str>, pooled: &PooledModel) -> Refusal {
     let message = match pooled.kind {

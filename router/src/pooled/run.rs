@@ -182,8 +182,10 @@ async fn vector(
     // To its end, so that the request counts as completed.
     while let Some(delta) = source.next().await {
         let delta = delta?;
-        if matches!(delta.finish, Some(FinishReason::Stop(_))) {
-            vector = delta.pooled;
+        match delta.finish {
+            Some(FinishReason::Stop(_)) => vector = delta.pooled,
+            Some(FinishReason::Abort) => return Err(refused::aborted()),
+            _ => {}
         }
     }
     if vector.len() != width {

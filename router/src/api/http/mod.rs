@@ -11,6 +11,7 @@ pub(crate) mod metrics;
 pub mod nodes;
 mod origin;
 pub(crate) mod pace;
+pub(crate) mod query;
 pub mod rate_limits;
 pub mod receipts;
 pub(crate) mod request_id;

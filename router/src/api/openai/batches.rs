@@ -7,9 +7,10 @@ use serde_json::{Map, Value};
 
 use super::error::OpenAiError;
 use super::files::store;
-use super::page::PageQuery;
+use super::page::page;
 use crate::api::fields::listing::Kind;
 use crate::api::fields::object::Fields;
+use crate::api::http::query::UrlQuery;
 use crate::app::App;
 use crate::batch::Endpoint;
 use crate::batch::jobs::{Job, NewJob};
@@ -88,7 +89,7 @@ pub async fn list(
     uri: Uri,
 ) -> Result<Json<Value>, OpenAiError> {
     let store = store(&app)?;
-    let page = PageQuery::parse(&uri)?.page(PAGE, MAX_PAGE)?;
+    let page = page(UrlQuery::parse(&uri)?, PAGE, MAX_PAGE)?;
     let jobs = store.jobs(&store.owner(tenant.name()));
     Ok(Json(page.of(jobs.iter().map(Job::to_json).collect())?))
 }

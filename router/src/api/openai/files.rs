@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 
 use super::error::OpenAiError;
-use super::page::PageQuery;
+use super::page::page;
 use crate::api::http::pace::{Paced, TooSlow};
+use crate::api::http::query::UrlQuery;
 use crate::app::App;
 use crate::batch::jobs::{FileRecord, MAX_FILE_BYTES, Store, StoreError, Upload};
 use crate::refusal::Refusal;
@@ -158,9 +159,9 @@ pub async fn list(
     uri: Uri,
 ) -> Result<Json<Value>, OpenAiError> {
     let store = store(&app)?;
-    let mut query = PageQuery::parse(&uri)?;
+    let mut query = UrlQuery::parse(&uri)?;
     let purpose = query.take("purpose");
-    let page = query.page(MAX_PAGE, MAX_PAGE)?;
+    let page = page(query, MAX_PAGE, MAX_PAGE)?;
     let files = store.files(&store.owner(tenant.name())).into_iter().map(|file| file.to_json());
     let is_asked = |file: &Value| purpose.as_deref().is_none_or(|purpose| file["purpose"] == purpose);
     Ok(Json(page.of(files.filter(is_asked).collect())?))

@@ -1,13 +1,9 @@
 //! A page of a list: `after`, `limit` and `order` in the query.
 
-use axum::extract::Query;
-use http::Uri;
 use serde_json::{Value, json};
 
+use crate::api::http::query::{UrlQuery, wrong};
 use crate::refusal::Refusal;
-
-/// Fields of a query. Those that nobody takes are ignored.
-pub struct PageQuery(Vec<(String, String)>);
 
 /// Which part of a list, newest first, is asked for.
 pub struct Page {
@@ -16,49 +12,26 @@ pub struct Page {
     is_ascending: bool,
 }
 
-impl PageQuery {
-    /// Parses the query of `uri`.
-    ///
-    /// # Errors
-    /// If it is malformed.
-    pub fn parse(uri: &Uri) -> Result<Self, Refusal> {
-        let malformed = |error: axum::extract::rejection::QueryRejection| Refusal::Invalid {
-            param: None,
-            message: format!("The query of the URL is malformed: {}.", error.body_text()),
-        };
-        Query::try_from_uri(uri).map(|Query(fields)| Self(fields)).map_err(malformed)
-    }
-
-    /// Value of the field `name`; of several, the last.
-    pub fn take(&mut self, name: &str) -> Option<String> {
-        self.0.iter().rposition(|(field, _)| field == name).map(|at| self.0.swap_remove(at).1)
-    }
-
-    /// The page, of `usual` entries unless the client asks for another number, at most `most`.
-    ///
-    /// # Errors
-    /// If a field is out of range.
-    pub fn page(mut self, usual: usize, most: usize) -> Result<Page, Refusal> {
-        let limit = match self.take("limit") {
-            None => usual,
-            Some(given) => given
-                .parse()
-                .ok()
-                .filter(|limit| (1..=most).contains(limit))
-                .ok_or_else(|| wrong("limit", &format!("a whole number from 1 to {most}"), &given))?,
-        };
-        let is_ascending = match self.take("order").as_deref() {
-            None | Some("desc") => false,
-            Some("asc") => true,
-            Some(other) => return Err(wrong("order", "\"asc\" or \"desc\"", other)),
-        };
-        Ok(Page { after: self.take("after"), limit, is_ascending })
-    }
-}
-
-fn wrong(name: &'static str, allowed: &str, given: &str) -> Refusal {
-    let given: String = given.chars().take(80).collect();
-    Refusal::invalid(name, format!("{name} must be {allowed}, got {given:?}."))
+/// The page that `query` asks for, of `usual` entries unless the client asks for another number, at most
+/// `most`.
+///
+/// # Errors
+/// If a field is out of range.
+pub fn page(mut query: UrlQuery, usual: usize, most: usize) -> Result<Page, Refusal> {
+    let limit = match query.take("limit") {
+        None => usual,
+        Some(given) => given
+            .parse()
+            .ok()
+            .filter(|limit| (1..=most).contains(limit))
+            .ok_or_else(|| wrong("limit", &format!("a whole number from 1 to {most}"), &given))?,
+    };
+    let is_ascending = match query.take("order").as_deref() {
+        None | Some("desc") => false,
+        Some("asc") => true,
+        Some(other) => return Err(wrong("order", "\"asc\" or \"desc\"", other)),
+    };
+    Ok(Page { after: query.take("after"), limit, is_ascending })
 }
 
 impl Page {
@@ -96,7 +69,8 @@ mod tests {
     fn page(query: &str) -> Result<String, String> {
         let uri = format!("/v1/files?{query}").parse().unwrap();
         let all = ["c", "b", "a"].map(|id| json!({"id": id})).to_vec();
-        let list = PageQuery::parse(&uri).and_then(|query| query.page(2, 100)).and_then(|page| page.of(all));
+        let list =
+            UrlQuery::parse(&uri).and_then(|query| super::page(query, 2, 100)).and_then(|page| page.of(all));
         let list = list.map_err(|refusal| refusal.to_string())?;
         let ids: String =
             list["data"].as_array().unwrap().iter().filter_map(|it| it["id"].as_str()).collect();

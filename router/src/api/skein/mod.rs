@@ -5,8 +5,10 @@
 mod adapters;
 mod cluster;
 pub mod convert;
+pub mod generate;
 mod health;
 pub mod inference;
+mod pauses;
 mod swaps;
 #[cfg(test)]
 pub mod tests;
@@ -15,12 +17,13 @@ mod welcome;
 
 use axum::middleware::map_request_with_state;
 use axum::routing::{get, post};
+use http::HeaderMap;
 
 use crate::api::http::error::Refuse;
 use crate::api::http::keys::require_admin;
 use crate::api::http::metrics;
 use crate::api::openai::error::OpenAiError;
-use crate::api::openapi::operation::{self as describe, Access, EVENTS, Part, TEXT};
+use crate::api::openapi::operation::{self as describe, Access, EVENTS, GENERATION, Part, REFUSALS, TEXT};
 use crate::api::openapi::room::Room;
 use crate::app::App;
 
@@ -54,7 +57,17 @@ pub fn routes(app: &App) -> Room {
     let now = describe::get("cluster", "The workers, the last moves and the last requests.").gives("Cluster");
     let events = describe::get("clusterEvents", "The same each second, as events `snapshot`.");
     let events = events.streams(EVENTS, "Cluster").refuses(&[429]);
+    let generate = describe::post("generate", "Continues token ids with token ids.")
+        .with(&GENERATION)
+        .reads("GenerateRequest", |fields, app| {
+            drop(generate::draft(fields, &HeaderMap::new(), "", app));
+        })
+        .like(r#"{"token_ids": [5, 6], "sampling_params": {"max_tokens": 4, "logprobs": 1}}"#)
+        .gives("Generated")
+        .streams_until_done("GeneratedEvent")
+        .refuses(&REFUSALS);
     Room::new(&PART)
+        .route("/inference/v1/generate", post(generate::create), [generate])
         .route("/tokenize", post(tokenize::tokenize), [tokenize])
         .route("/detokenize", post(tokenize::detokenize), [detokenize])
         .route("/version", get(health::version), [version])
@@ -104,10 +117,51 @@ fn admin_routes(app: &App) -> Room {
         .gives("Swapped")
         .refuses(&OF_BODY)
         .refuses(&[409, 500, 503]);
-        routes = routes.route("/update_weights_from_disk", post(swaps::update), [swap]);
+        let in_place = describe::post(
+            "updateWeightsInPlace",
+            "Replaces the model by one in a directory while generation stands still.",
+        )
+        .reads("WeightsRequest", |fields, app| drop(swaps::path_in_update_info(fields, app)))
+        .like(r#"{"update_info": {"model_path": "/models/next"}}"#)
+        .gives("Swapped")
+        .refuses(&OF_BODY)
+        .refuses(&[409, 500, 503]);
+        routes = routes.route("/update_weights_from_disk", post(swaps::update), [swap]).route(
+            "/update_weights",
+            post(swaps::update_in_place),
+            [in_place],
+        );
+    }
+    if app.pauses.is_some() {
+        routes = routes.merge(pause_routes());
     }
     let refuse: Refuse = OpenAiError::refuse;
     routes.access(Access::Admin).with(|routes| routes.layer(map_request_with_state(refuse, require_admin)))
+}
+
+/// Routes that have generation stand still.
+fn pause_routes() -> Room {
+    let pause = describe::post("pause", "Has generation stand still; new requests wait.")
+        .with(&["PauseMode"])
+        .reads("PauseRequest", |fields, _| drop(pauses::mode(fields)))
+        .or_nothing()
+        .like(r#"{"mode": "keep"}"#)
+        .gives("PauseStatus")
+        .refuses(&[400, 409, 413, 500]);
+    let resume = describe::post("resume", "Has generation go on.").gives("PauseStatus").refuses(&[409, 500]);
+    let is_paused =
+        describe::get("isPaused", "Whether generation stands still.").gives("IsPaused").refuses(&[500]);
+    let abort = describe::post("abortRequests", "Ends requests with what they have.")
+        .reads("AbortRequest", |fields, _| drop(pauses::ids(fields)))
+        .like(r#"{"request_ids": ["a"]}"#)
+        .gives("AbortedRequests")
+        .refuses(&OF_BODY)
+        .refuses(&[500]);
+    Room::new(&PART)
+        .route("/pause", post(pauses::pause), [pause])
+        .route("/resume", post(pauses::resume), [resume])
+        .route("/is_paused", get(pauses::is_paused), [is_paused])
+        .route("/abort_requests", post(pauses::abort), [abort])
 }
 
 /// Routes that answer without a key. Metrics are among them unless they have a port of their own.

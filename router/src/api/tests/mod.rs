@@ -26,6 +26,7 @@ mod service;
 mod tenants;
 mod tls;
 mod tools;
+mod training;
 mod usage;
 
 use std::sync::Arc;
