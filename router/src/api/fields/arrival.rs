@@ -17,13 +17,26 @@ impl Fields {
     /// Reads the body of `request` within the limits of `app`.
     pub async fn read(request: Request, app: &App) -> Result<Self, Refusal> {
         let (parts, body) = request.into_parts();
-        Self::received(&parts.headers, body, app).await
+        check_content_type(&parts.headers)?;
+        Self::received_of_any_type(&parts.headers, body, app).await
     }
 
-    /// The same of a request's parts.
-    pub async fn received(headers: &HeaderMap, body: Body, app: &App) -> Result<Self, Refusal> {
-        check_content_type(headers)?;
-        Self::received_of_any_type(headers, body, app).await
+    /// What `parse` makes of the body of `request` and its headers. A refusal is logged under `id`.
+    ///
+    /// # Errors
+    /// If the body cannot be read, or `parse` refuses it.
+    pub async fn parsed<T>(
+        request: Request,
+        id: &str,
+        app: &App,
+        parse: impl FnOnce(Self, &HeaderMap) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let (parts, body) = request.into_parts();
+        let parsed = async {
+            check_content_type(&parts.headers)?;
+            parse(Self::received_of_any_type(&parts.headers, body, app).await?, &parts.headers)
+        };
+        parsed.await.inspect_err(|refusal| refusal.log(id))
     }
 
     /// The same, whatever the content type: `curl -d` without a header calls its body a form.

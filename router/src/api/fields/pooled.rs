@@ -41,12 +41,8 @@ pub async fn read<T>(
     (id, tenant, app): (&str, &Tenant, &App),
     parse: impl FnOnce(Fields, Caller<'_>) -> Result<T, Refusal>,
 ) -> Result<T, Refusal> {
-    let (parts, body) = request.into_parts();
-    let asked = async {
-        let fields = Fields::received(&parts.headers, body, app).await?;
-        parse(fields, Caller { headers: &parts.headers, id, tenant, app })
-    };
-    asked.await.inspect_err(|refusal| refusal.log(id))
+    Fields::parsed(request, id, app, |fields, headers| parse(fields, Caller { headers, id, tenant, app }))
+        .await
 }
 
 /// Has `parse` take all fields that it knows, for the description of the API.

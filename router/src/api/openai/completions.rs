@@ -41,11 +41,8 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let (parts, body) = request.into_parts();
-    let headers = &parts.headers;
-    let fields = Fields::received(headers, body, &app).await.inspect_err(|refusal| refusal.log(&id))?;
-    let (call, drafts) =
-        GenerationCall::parse(fields, headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
+    let parse = |fields, headers: &_| GenerationCall::parse(fields, headers, &id, &app.config);
+    let (call, drafts) = Fields::parsed(request, &id, &app, parse).await?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
     let mut merged = CallStream::start(&app, &tenant, drafts).await?;
     let answer = Answer::new(app, call, &merged);

@@ -62,11 +62,8 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let (parts, body) = request.into_parts();
-    let headers = &parts.headers;
-    let fields = Fields::received(headers, body, &app).await.inspect_err(|refusal| refusal.log(&id))?;
-    let (call, draft) =
-        Call::parse(fields, headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
+    let parse = |fields, headers: &_| Call::parse(fields, headers, &id, &app.config);
+    let (call, draft) = Fields::parsed(request, &id, &app, parse).await?;
     let (id, ignored, wants) = (call.id.clone(), call.ignored.clone(), call.wants.clone());
     let mut merged = CallStream::start(&app, &tenant, vec![draft]).await.map_err(of_token_ids)?;
     let answer = Answer { app, call };
