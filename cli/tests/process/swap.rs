@@ -136,6 +136,21 @@ async fn post(url: &str, body: Value) -> (u16, Value) {
     (answer.status().as_u16(), answer.json().await.unwrap())
 }
 
+/// The streams of [`start_all`], all of which have begun.
+async fn start_accepted(url: &str, max_tokens: u32) -> Vec<tokio::task::JoinHandle<History>> {
+    let accepted = async || {
+        let cluster = reqwest::get(format!("{url}/v1/cluster")).await.unwrap();
+        cluster.json::<Value>().await.unwrap()["totals"]["requests"].as_f64().unwrap()
+    };
+    let (before, start) = (accepted().await, clock::now());
+    let started = start_all(url, max_tokens);
+    while accepted().await < before + STREAMS as f64 {
+        assert!(clock::now().since(start) < SWAPPED_WITHIN, "the streams do not begin");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    started
+}
+
 async fn pause(url: &str, mode: &str) {
     let paused = post(&format!("{url}/pause?mode={mode}"), json!({})).await;
     assert_eq!(paused, (200, json!({"status": "paused"})));
@@ -358,12 +373,7 @@ fn generation_stands_still_and_gets_other_weights_in_place() {
         assert!(status == 409 && answer.to_string().contains("POST /pause first"), "{status} {answer}");
 
         // Kept streams stand still, beside the swap of the version that they began on, and end as they would.
-        let running = start_all(&url, longer);
-        id_of_a_cut_stream(
-            &url,
-            &json!({"prompt": "def", "max_tokens": longer, "stream": true, "request_id": "cut"}),
-        )
-        .await;
+        let running = start_accepted(&url, longer).await;
         pause(&url, "keep").await;
         let (status, answer) = order(&url, json!({"model_path": versions.text("two")})).await;
         assert!(status == 200 && answer["changed"] == true, "{status} {answer}");
@@ -381,12 +391,7 @@ fn generation_stands_still_and_gets_other_weights_in_place() {
         let (expected, old_workers) = (all(start_all(&url, longer)).await, cluster.worker_pids());
 
         // Aborted streams are the beginnings of whole ones. New requests wait, and get the new weights.
-        let running = start_all(&url, longer);
-        id_of_a_cut_stream(
-            &url,
-            &json!({"prompt": "def", "max_tokens": longer, "stream": true, "request_id": "cut"}),
-        )
-        .await;
+        let running = start_accepted(&url, longer).await;
         pause(&url, "abort").await;
         for (seen, whole) in all(running).await.iter().zip(&expected) {
             assert!(is_beginning_of(seen, whole), "{seen:?}");
