@@ -24,7 +24,7 @@ pub struct Grammars {
     load: Load,
     vocab_size: u32,
     fingerprint: u64,
-    library: OnceLock<Result<Library, Refused>>,
+    library: OnceLock<Library>,
     cache: Mutex<Cache>,
 }
 
@@ -76,11 +76,13 @@ impl Grammars {
     }
 
     fn library(&self) -> Result<&Library, Refused> {
-        let library = self.library.get_or_init(|| {
-            let bytes = (self.load)().map_err(|reason| Refused::Unavailable { reason })?;
-            Library::new(&bytes, self.vocab_size)
-        });
-        library.as_ref().map_err(Clone::clone)
+        if let Some(library) = self.library.get() {
+            return Ok(library);
+        }
+        // A failure is not kept: for want of file descriptors, say, a file cannot be read now.
+        let bytes = (self.load)().map_err(|reason| Refused::Unavailable { reason })?;
+        let library = Library::new(&bytes, self.vocab_size)?;
+        Ok(self.library.get_or_init(|| library))
     }
 }
 

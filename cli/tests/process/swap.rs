@@ -136,15 +136,17 @@ async fn post(url: &str, body: Value) -> (u16, Value) {
     (answer.status().as_u16(), answer.json().await.unwrap())
 }
 
-/// The streams of [`start_all`], all of which have begun.
+/// The streams of [`start_all`], all of which are accepted, and one at least has tokens.
 async fn start_accepted(url: &str, max_tokens: u32) -> Vec<tokio::task::JoinHandle<History>> {
-    let accepted = async || {
+    let totals = async || {
         let cluster = reqwest::get(format!("{url}/v1/cluster")).await.unwrap();
-        cluster.json::<Value>().await.unwrap()["totals"]["requests"].as_f64().unwrap()
+        let cluster: Value = cluster.json().await.unwrap();
+        ["requests", "output_tokens"].map(|total| cluster["totals"][total].as_f64().unwrap())
     };
-    let (before, start) = (accepted().await, clock::now());
+    let (before, start) = (totals().await, clock::now());
     let started = start_all(url, max_tokens);
-    while accepted().await < before + STREAMS as f64 {
+    let have_begun = |now: [f64; 2]| now[0] >= before[0] + STREAMS as f64 && now[1] > before[1];
+    while !have_begun(totals().await) {
         assert!(clock::now().since(start) < SWAPPED_WITHIN, "the streams do not begin");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -383,12 +385,18 @@ fn generation_stands_still_and_gets_other_weights_in_place() {
         tokio::time::sleep(Duration::from_millis(1500)).await;
         assert!(!cluster.log().contains("the version before has ended"), "{}", cluster.log());
         resume(&url).await;
-        check(&all(running).await, &expected, "streams that stood still", &cluster);
+        let seen = all(running).await;
         let short_new = short(&cluster).await;
         assert_ne!(short_new, short_old);
         wait_for(&cluster, "the old workers to end", |log| log.contains("the version before has ended"))
             .await;
-        let (expected, old_workers) = (all(start_all(&url, longer)).await, cluster.worker_pids());
+        // Those that had begun are of the old version; those that had nothing yet, of the new one.
+        let (old, expected) = (expected, all(start_all(&url, longer)).await);
+        let is_of = |at: usize, whole: &[History]| difference(at, &seen[at], &whole[at]).is_none();
+        let of_old = (0..STREAMS).filter(|at| is_of(*at, &old)).count();
+        let of_new = (0..STREAMS).filter(|at| is_of(*at, &expected)).count();
+        assert!(of_old > 0 && of_old + of_new == STREAMS, "{of_old} {of_new}\n{}", cluster.log());
+        let old_workers = cluster.worker_pids();
 
         // Aborted streams are the beginnings of whole ones. New requests wait, and get the new weights.
         let running = start_accepted(&url, longer).await;

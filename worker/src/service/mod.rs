@@ -44,6 +44,7 @@ pub use without_io::without_io;
 
 pub(crate) use model_facts::ModelFacts;
 
+use self::constraint::NotHeld;
 use crate::adapters::{Adapters, NotServed};
 use crate::engine::{EngineHandle, Submission, SubmitError};
 use crate::metrics::Metrics;
@@ -291,7 +292,10 @@ async fn held(
         Ok(constraint) => Ok(Submission { constraint, ..submission }),
         Err(refused) => {
             placement.inspect(|&placement| engine.log().saw(placement));
-            Err(invalid(refused))
+            Err(match refused {
+                NotHeld::Invalid(refused) => invalid(refused),
+                NotHeld::Unavailable(reason) => Status::unavailable(format!("no grammar now: {reason}")),
+            })
         }
     }
 }
