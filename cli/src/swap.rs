@@ -248,17 +248,17 @@ impl Swapper {
     async fn replace(&mut self, model: Option<String>) -> Result<Swapped, Refusal> {
         let hold = self.app.pauses.as_ref().ok_or(Refusal::Internal)?.hold()?;
         let running = self.cluster.current_version();
-        let (model, files) = match self.find(model, 0).await {
+        let (model, found) = match self.find_with_fingerprint(model).await {
             Ok(found) => found,
             Err(reason) => return Err(self.refused(&reason, running)),
         };
-        if self.files.is_some_and(|running| running.fingerprint == files.fingerprint) {
+        if self.files.is_some_and(|running| running.fingerprint == found) {
             return Ok(self.unchanged(running));
         }
         tracing::info!(model = %model.display(), "loading a new version of the model in the place of the running one");
         self.supervisor.replace(WorkerSet::default()).stop().await;
-        match self.start_seen(&model, 0).await {
-            Ok((workers, version)) => {
+        match self.load_alone(&model).await {
+            Ok((workers, version, files)) => {
                 hold.abort_begun();
                 self.commit(workers, version, files, &model);
                 tracing::info!(%version, before = %running, model = %model.display(), "swapped in place");
@@ -270,6 +270,13 @@ impl Swapper {
                 Err(self.refused(&reason, running))
             }
         }
+    }
+
+    /// Starts workers with `model` while no others run, so that all memory is theirs.
+    async fn load_alone(&mut self, model: &Path) -> Result<(WorkerSet, Version, Files), String> {
+        let files = self.files_of(model, 0).await?;
+        let (workers, version) = self.start_seen(model, 0).await?;
+        Ok((workers, version, files))
     }
 
     /// Starts the workers of the version that ran.
@@ -288,7 +295,8 @@ impl Swapper {
     /// Loads the ordered version beside the running one.
     async fn load(&mut self, model: Option<String>) -> Result<Loaded, String> {
         let beside = self.files.map_or(0, |files| files.planned_bytes);
-        let (model, files) = self.find(model, beside).await?;
+        let model = self.find(model).await?;
+        let files = self.files_of(&model, beside).await?;
         if self.files.is_some_and(|running| running.fingerprint == files.fingerprint) {
             return Ok(Loaded::Unchanged);
         }
@@ -301,8 +309,21 @@ impl Swapper {
         Ok(Loaded::New { workers, version, files, model })
     }
 
-    /// Finds the ordered version, whose workers must fit next to `beside` bytes.
-    async fn find(&self, model: Option<String>, beside: u64) -> Result<(PathBuf, Files), String> {
+    async fn find_with_fingerprint(&self, model: Option<String>) -> Result<(PathBuf, u64), String> {
+        let model = self.find(model).await?;
+        let directory = model.clone();
+        let found = blocking(move || fingerprint(&directory).map_err(|error| error.to_string())).await?;
+        Ok((model, found))
+    }
+
+    /// Fingerprint of `model`, and the memory of its workers, which must fit next to `beside` bytes.
+    async fn files_of(&self, model: &Path, beside: u64) -> Result<Files, String> {
+        let (starts, directory) = (self.starts.clone(), model.to_owned());
+        blocking(move || starts.files(&directory, beside)).await
+    }
+
+    /// Finds the ordered version, which must have the running one's tokenizer and chat template.
+    async fn find(&self, model: Option<String>) -> Result<PathBuf, String> {
         let worker = &self.starts.engine.worker;
         if worker.ranks.nodes.count > 1 {
             return Err("a model on several machines is not swapped, because the other machines run one version: start \
@@ -324,9 +345,7 @@ impl Swapper {
         let found = blocking(find).await?;
         let model = resolved(found);
         self.check_text(&model).await?;
-        let (starts, directory) = (self.starts.clone(), model.clone());
-        let files = blocking(move || starts.files(&directory, beside)).await?;
-        Ok((model, files))
+        Ok(model)
     }
 
     /// Starts workers until the router can use all of them; returns the version that they serve, too.

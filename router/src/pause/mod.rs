@@ -56,9 +56,9 @@ struct Shared {
 #[derive(Default)]
 struct State {
     is_paused: bool,
-    /// What replaces the weights, if that is under way: generation does not go on before it has ended.
+    /// Whether weights are being replaced in place: generation does not go on before that has ended.
     is_held: bool,
-    /// The requests that have begun, by number.
+    /// The requests that run, stand still or wait, by number.
     streams: HashMap<u64, Arc<Held>>,
     next: u64,
 }
@@ -172,7 +172,7 @@ impl Pauses {
     /// [`Refusal::Conflict`] if generation does not stand still, or another replacement is under way.
     pub fn hold(&self) -> Result<Hold, Refusal> {
         let mut state = self.state();
-        let running = state.streams.values().filter(|stream| stream.is_running()).count();
+        let running = state.running();
         let conflict = |message: String| Err(Refusal::Conflict(message));
         match (state.is_paused, state.is_held, running) {
             (_, true, _) => conflict("the model's weights are being replaced in place already.".to_owned()),
@@ -204,7 +204,7 @@ impl Pauses {
 
     /// Requests that run at workers.
     fn running(&self) -> usize {
-        self.state().streams.values().filter(|stream| stream.is_running()).count()
+        self.state().running()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -253,6 +253,12 @@ impl Pauses {
     fn ended(&self, number: u64) {
         self.state().streams.remove(&number);
         self.changed();
+    }
+}
+
+impl State {
+    fn running(&self) -> usize {
+        self.streams.values().filter(|stream| stream.is_running()).count()
     }
 }
 

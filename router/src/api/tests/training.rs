@@ -136,6 +136,8 @@ async fn generation_stands_still_and_goes_on() {
     ] {
         assert_eq!(send_odd(&app, post_bytes(path, body)).await.status, 400, "{path} {body}");
     }
+    let many = json!({"request_ids": vec!["x"; 16_385]});
+    assert_eq!(send_odd(&app, post_bytes("/abort_requests", many.to_string())).await.status, 400);
     assert!(!is_paused().await);
     for mode in ["", "?mode=keep", "?mode=wait&clear_cache=true", "?mode=abort"] {
         let empty = Request::post(format!("/pause{mode}")).body(Body::empty()).unwrap();
