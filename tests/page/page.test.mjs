@@ -196,6 +196,8 @@ test('tools: a call is shown as JSON, and its result goes back', async () => {
     await shown(page).getByLabel('Tool choice').selectOption('required');
     await say(page, 'How is the weather?');
     await page.waitForSelector('.calls h3 >> text=weather');
+    // Until then its arguments are still arriving.
+    await page.waitForSelector('text=Send results');
     const given = JSON.parse(await page.locator('.calls pre').textContent());
     assert.ok(['Rome', 'Oslo'].includes(given.city));
     await shown(page).getByLabel('Tool choice').selectOption('none');
