@@ -22,6 +22,7 @@ use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 use skein_worker::load::LoadedBackend;
 use skein_worker::service::serve_backend;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 
 use super::{Answer, MODEL, TIMEOUT, fresh_id, next_of, router_config, wait_for_ready};
 
@@ -139,8 +140,23 @@ impl Scene {
         wait_for_ready(&self.cluster, workers).await;
     }
 
-    pub fn spawn(&self, request: &TokenRequest) -> tokio::task::JoinHandle<Result<Outcome, Refusal>> {
+    pub fn spawn(&self, request: &TokenRequest) -> JoinHandle<Result<Outcome, Refusal>> {
         tokio::spawn(run(self.cluster.clone(), request.clone()))
+    }
+
+    /// Spawns requests, and answers once each runs on a worker.
+    async fn spawn_running(&self, requests: &[TokenRequest]) -> Vec<JoinHandle<Result<Outcome, Refusal>>> {
+        let (began, mut begun) = mpsc::channel(requests.len());
+        let spawned = requests.iter().map(|request| {
+            let (cluster, request, began) = (self.cluster.clone(), request.clone(), began.clone());
+            tokio::spawn(run_telling(cluster, request, move || began.try_send(()).expect("there is room")))
+        });
+        let spawned = spawned.collect();
+        for _ in requests {
+            let one = tokio::time::timeout(TIMEOUT, begun.recv());
+            one.await.expect("each begins").expect("one tells it");
+        }
+        spawned
     }
 }
 
@@ -152,13 +168,25 @@ pub struct Outcome {
 }
 
 pub async fn run(cluster: Cluster, request: TokenRequest) -> Result<Outcome, Refusal> {
+    run_telling(cluster, request, || ()).await
+}
+
+/// [`run`] that calls `began` when the first token is there.
+async fn run_telling(
+    cluster: Cluster,
+    request: TokenRequest,
+    began: impl FnOnce(),
+) -> Result<Outcome, Refusal> {
     let request = TokenRequest { id: fresh_id().into(), ..request };
     let mut answer = Answer::to(&request);
     let (mut cached_tokens, mut longest_gap) = (None, Duration::ZERO);
-    let mut last = None;
+    let (mut last, mut began) = (None, Some(began));
     let mut stream = cluster.submit(request.clone()).await?;
     while let Some(delta) = next_of(&mut stream).await {
         let delta = delta?;
+        if let Some(began) = began.take() {
+            began();
+        }
         let now = clock::now();
         if let Some(last) = last.replace(now) {
             longest_gap = longest_gap.max(now.since(last));
@@ -329,8 +357,7 @@ async fn streams_leave_a_draining_worker_only_when_there_is_another() {
     let cost = StepCost { fixed: Duration::from_millis(3), ..StepCost::default() };
     let mut scene = Scene::new(1, cost).await;
     let requests: Vec<TokenRequest> = (0..4).map(|index| request(index, 300)).collect();
-    let alone: Vec<_> = requests.iter().map(|request| scene.spawn(request)).collect();
-    wait_for_sequences(&scene, |sequences| sequences >= 4).await;
+    let alone = scene.spawn_running(&requests).await;
     scene.workers[0].shutdown.take().expect("it runs").send(()).expect("it listens");
     let mut contents = Vec::new();
     for stream in alone {
@@ -338,8 +365,7 @@ async fn streams_leave_a_draining_worker_only_when_there_is_another() {
     }
     let mut scene = Scene::new(2, cost).await;
     let start = clock::now();
-    let moved: Vec<_> = requests.iter().map(|request| scene.spawn(request)).collect();
-    wait_for_sequences(&scene, |sequences| sequences >= 4).await;
+    let moved = scene.spawn_running(&requests).await;
     scene.workers[0].shutdown.take().expect("it runs").send(()).expect("it listens");
     scene.wait_for_ready(1).await;
     let gone = async {
