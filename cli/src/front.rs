@@ -1,6 +1,8 @@
 //! Shared by `serve`, `router`, `gateway` and `run`: the router's configuration, listener, text processing
 //! and cluster.
 
+#[cfg(feature = "worker")]
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -317,6 +319,14 @@ pub async fn bind(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Fa
 pub async fn metrics_port(app: &App) -> Result<JoinSet<()>, Failure> {
     let opened = skein_router::metrics_port::of_router(app).await;
     opened.map_err(|error| Failure::new(ADDRESS, error.to_string()))
+}
+
+/// Explains Ctrl-C to the user; the router logs a line of its own.
+#[cfg(feature = "worker")]
+pub fn announce_shutdown() {
+    if std::io::stderr().is_terminal() {
+        errln!("\nshutting down: running requests finish, new ones are refused; Ctrl-C again exits at once");
+    }
 }
 
 /// Warns if the API is open to the network without a key.

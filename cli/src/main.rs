@@ -27,8 +27,12 @@ mod hub;
 mod keys;
 #[cfg(feature = "worker")]
 mod launch;
+#[cfg(feature = "worker")]
+mod local_workers;
 mod membership;
 mod model;
+#[cfg(feature = "worker")]
+mod models;
 mod own_path;
 mod probe;
 mod progress;
@@ -42,6 +46,8 @@ mod run;
 mod run_batch;
 #[cfg(feature = "worker")]
 mod serve;
+#[cfg(feature = "worker")]
+mod serve_settings;
 #[cfg(feature = "worker")]
 mod server_access;
 #[cfg(feature = "worker")]
@@ -198,7 +204,7 @@ fn command() -> Command {
         .disable_help_subcommand(true)
         .subcommands([
             #[cfg(feature = "worker")]
-            serving("serve", "Serve a model: router and workers on this machine", table::SERVE),
+            serve_command(),
             #[cfg(feature = "worker")]
             run_command(),
             serving("router", "Route requests to workers that run elsewhere", table::ROUTER),
@@ -255,6 +261,16 @@ fn model_arg() -> Arg {
     Arg::new("MODEL").help(help).conflicts_with("model")
 }
 
+#[cfg(feature = "worker")]
+fn serve_command() -> Command {
+    let models = model_arg().num_args(0..).help(
+        "Model directory, GGUF file, or a name as organisation/model; several of them, or a directory of models, are \
+         loaded as they are asked for [default: the model that ships with Skein]",
+    );
+    let serve = Command::new("serve").about("Serve models: router and workers on this machine").arg(models);
+    with_flags(serve, table::SERVE)
+}
+
 /// A command that serves a model, with the settings that it reads.
 fn serving(name: &'static str, about: &'static str, which: u8) -> Command {
     with_flags(Command::new(name).about(about).arg(model_arg()), which)
@@ -284,7 +300,8 @@ fn worker_command() -> Command {
 #[cfg(feature = "worker")]
 fn config_command() -> Command {
     let about = "The effective settings of `skein serve`, and where each came from";
-    let show = with_flags(Command::new("show").about(about).arg(model_arg()), table::SERVE);
+    let show = Command::new("show").about(about).arg(model_arg().num_args(0..));
+    let show = with_flags(show, table::SERVE);
     Command::new("config").about("Show settings").subcommand_required(true).subcommand(show)
 }
 
@@ -313,7 +330,7 @@ fn help(matches: &ArgMatches) -> Result<(), Failure> {
 fn show_config(matches: &ArgMatches) -> Result<(), Failure> {
     let Some(("show", matches)) = matches.subcommand() else { return Ok(()) };
     let mut settings = settings::load(table::SERVE, matches)?;
-    serve::ServeSettings::read(&mut settings);
+    serve_settings::ServeSettings::read(&mut settings);
     settings::check(&settings)?;
     out!("{}", settings::show(&settings));
     Ok(())
@@ -371,6 +388,7 @@ mod tests {
         };
         check("skein serve", true);
         check("skein serve dir --host 0.0.0.0 --port 0 --workers 3 --no-enable-prefix-caching", true);
+        check("skein serve a b --models-file models.toml --pinned-models a --models-memory 4GiB", true);
         check("skein serve dir --model dir", false);
         check("skein serve --worker 3", false);
         check("skein worker dir --listen 127.0.0.1:0 --supervised worker-0", true);

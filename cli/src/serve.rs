@@ -8,93 +8,31 @@ use std::time::Duration;
 use clap::ArgMatches;
 use skein_hub::Need;
 use skein_node::clock;
-use skein_node::config::{Settings, count};
 use skein_node::discovery;
 use skein_node::hangup::Hangups;
 use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Report, Supervisor};
-use skein_node::telemetry::{self, LogOptions};
+use skein_node::telemetry;
 use skein_router::cluster::Cluster;
 use skein_router::refusal::Refusal;
 use skein_router::swap::{ModelSwaps, Place};
-use skein_sys::threads::ThreadPlacement;
-use skein_tls::Certificate;
-use skein_worker::config::BackendKind;
 use tokio::sync::mpsc;
 
 use crate::banner::{Banner, Capacity};
 use crate::certificates;
 use crate::exit::{Failure, USAGE};
-use crate::front::{self, Named, Served};
+use crate::front::{self, Served};
+use crate::local_workers::{default_workers, launch, threads_each, visible_gpus};
 use crate::model;
+use crate::models::{self, Listed};
 use crate::progress::LoadProgress;
-use crate::settings::{self, EngineSettings, FrontSettings, OtlpSettings, table};
+use crate::serve_settings::ServeSettings;
+use crate::settings::{self, table};
 use crate::supervised::Launch;
-use crate::swap::{Orders, Starts, Swapper, now_ms, resolved};
+use crate::swap::{Orders, Starts, Swapper};
 
-/// Most workers on one machine.
-pub const MAX_WORKERS: u64 = 64;
-/// Workers on a machine without a GPU: if one dies, the other serves on.
-const CPU_WORKERS: usize = 2;
 /// How long the router may take to see a worker that has reported ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
-
-/// Settings of `skein serve`. `skein config show` reads the same ones, and so finds the same problems.
-#[derive(Debug)]
-pub struct ServeSettings {
-    log: LogOptions,
-    /// Of the API.
-    pub front: FrontSettings,
-    /// Of the workers.
-    pub engine: EngineSettings,
-    /// Number of workers; `None` = as many as fit the machine.
-    pub workers: Option<usize>,
-    /// The model.
-    pub named: Named,
-}
-
-impl ServeSettings {
-    /// Reads the settings; problems are recorded in `settings`.
-    pub fn read(settings: &mut Settings) -> Self {
-        let otlp = OtlpSettings::read(settings, "skein-router");
-        let log = settings::log_options(settings, "serve", settings::quiet_on_a_terminal());
-        Self {
-            log: LogOptions { otlp: otlp.options, ..log },
-            front: front_settings(settings),
-            engine: EngineSettings::read(settings),
-            workers: worker_count(settings),
-            named: Named::read(settings),
-        }
-    }
-
-    /// What an OTLP collector is shown.
-    pub fn collector_certificate(&self) -> Option<Certificate> {
-        let otlp = self.log.otlp.as_ref()?;
-        let identities = [&otlp.traces, &otlp.metrics].into_iter().flatten();
-        let first = identities.filter_map(|endpoint| endpoint.tls.identity.as_ref()).next()?;
-        // A file that cannot be read has been named as a problem.
-        Certificate::read(&first.cert).ok()
-    }
-
-    /// Records problems of a worker on several machines, of which this command is the leader.
-    fn check_nodes(&self, settings: &mut Settings) {
-        let nodes = &self.engine.worker.ranks.nodes;
-        if nodes.count == 1 {
-            return;
-        }
-        if nodes.rank > 0 {
-            settings.problem(
-                "node-rank above 0 is for skein worker: it holds ranks for the machine with node-rank 0, and serves \
-                 nothing itself",
-            );
-        }
-        if self.workers.is_some_and(|workers| workers > 1) {
-            settings.problem(
-                "workers above 1 and nnodes above 1: a machine leads one worker; leave out --workers",
-            );
-        }
-    }
-}
 
 /// Runs the cluster until shutdown.
 ///
@@ -104,8 +42,12 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::SERVE, matches)?;
     let read = ServeSettings::read(&mut settings);
     read.check_nodes(&mut settings);
+    let listed = Listed::read(&mut settings, matches);
     settings::check(&settings)?;
-    let ServeSettings { log, front, mut engine, workers: worker_count_setting, named } = read;
+    if let Some(listed) = listed {
+        return models::run(matches, settings, read, listed).await;
+    }
+    let ServeSettings { log, front, mut engine, workers: worker_count_setting, named, .. } = read;
     let named = named.or_adapter(engine.worker.merged_adapter.as_ref().map(|adapter| adapter.name.as_str()));
     if settings.switch("plan") {
         let served = named.find(Need::All).await?;
@@ -159,7 +101,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     tokio::select! {
         failure = welcome.follow(reports, &cluster) => outcome = Err(failure),
         early = &mut server => ended = Some(early),
-        () = shutdown.requested() => announce_shutdown(),
+        () = shutdown.requested() => front::announce_shutdown(),
         () = swap_on_hangup(hangups, &shutdown, &orders) => {}
     }
     shutdown.request();
@@ -172,36 +114,6 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     supervisor.stop().await;
     outcome?;
     ended.map_err(Failure::other)?.map_err(Failure::other)
-}
-
-fn front_settings(settings: &mut Settings) -> FrontSettings {
-    let mut front = FrontSettings::read(settings);
-    front.router.runtime_swaps = settings.switch("allow-runtime-model-updating");
-    front
-}
-
-fn worker_count(settings: &mut Settings) -> Option<usize> {
-    settings.value("workers", count(1..=MAX_WORKERS)).map(|count| count as usize)
-}
-
-/// GPUs that the workers may use. Does not load the driver if they use none.
-pub fn visible_gpus(engine: &EngineSettings) -> usize {
-    match engine.worker.backend {
-        BackendKind::Auto | BackendKind::Cuda => skein_worker::visible_gpus() as usize,
-        BackendKind::Cpu | BackendKind::Fake => 0,
-    }
-}
-
-/// One worker per GPU, or per as many GPUs as it has ranks: two on one would share its memory and read the
-/// weights twice.
-pub fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
-    let ranks = engine.worker.ranks.on_node() as usize;
-    match (gpus, engine.device.ordinal) {
-        _ if engine.worker.ranks.nodes.count > 1 => 1,
-        (0, _) => CPU_WORKERS,
-        (_, Some(_)) => 1,
-        (gpus, None) => (gpus / ranks).clamp(1, MAX_WORKERS as usize),
-    }
 }
 
 /// Reads the model again on each SIGHUP; never returns.
@@ -217,40 +129,6 @@ async fn swap_on_hangup(mut hangups: Hangups, shutdown: &Shutdown, orders: &Orde
             }
         });
     }
-}
-
-/// Explains Ctrl-C to the user; the router logs a line of its own.
-fn announce_shutdown() {
-    if std::io::stderr().is_terminal() {
-        errln!("\nshutting down: running requests finish, new ones are refused; Ctrl-C again exits at once");
-    }
-}
-
-/// `--threads`, or an even share of the cores for each worker.
-pub fn threads_each(engine: &EngineSettings, workers: usize) -> usize {
-    let machine = ThreadPlacement::of_this_machine(0);
-    match (engine.worker.threads, workers) {
-        (0, 0 | 1) => machine.threads,
-        (0, workers) => (machine.cores.min(machine.limit) / workers).max(1),
-        (threads, _) => threads,
-    }
-}
-
-/// How to start `workers` workers, which log like this process.
-///
-/// # Errors
-/// If the system cannot tell the path of this binary.
-pub fn launch(served: &Served, workers: usize, log: &LogOptions) -> Result<Launch, Failure> {
-    Ok(Launch {
-        binary: std::env::current_exe().map_err(Failure::other)?,
-        model: resolved(served.model.clone()),
-        memory_beside: 0,
-        serving_since_ms: now_ms(),
-        served_model_name: served.name().to_owned(),
-        workers,
-        gpus: 0,
-        log: log.clone(),
-    })
 }
 
 /// What to print while the cluster starts.

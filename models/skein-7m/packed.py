@@ -2,6 +2,7 @@
 
     python packed.py unpack       writes model.safetensors, which git ignores, unless it is there
     python packed.py pack         writes model.safetensors.packed, after training
+    python packed.py copy FOLDER  writes the model as a directory of its own
 
 The file is read as 16-bit words. Of each, the exponent goes to one plane, sign and mantissa to the other:
 
@@ -15,6 +16,7 @@ The file is read as 16-bit words. Of each, the exponent goes to one plane, sign 
 
 import os
 import pathlib
+import shutil
 import struct
 import sys
 import zlib
@@ -57,9 +59,18 @@ def unpack() -> pathlib.Path:
     return HERE
 
 
+def copy(folder: pathlib.Path) -> None:
+    folder.mkdir(parents=True)
+    for file in HERE.glob("*.json"):
+        shutil.copy(file, folder)
+    (folder / PLAIN.name).write_bytes(unpacked(PACKED.read_bytes()))
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["unpack"]:
         unpack()
+    elif sys.argv[1:2] == ["copy"] and len(sys.argv) == 3:
+        copy(pathlib.Path(sys.argv[2]))
     elif sys.argv[1:] == ["pack"]:
         PACKED.write_bytes(packed(PLAIN.read_bytes()))
         assert unpacked(PACKED.read_bytes()) == PLAIN.read_bytes()

@@ -54,6 +54,8 @@ pub struct RouterConfig {
     pub runtime_adapters: bool,
     /// Whether clients may replace the model.
     pub runtime_swaps: bool,
+    /// Whether this process serves other models beside this one; then the metrics of the process are apart.
+    pub is_one_of_several: bool,
     /// Directory of clients' files and batches; `None` = none are stored.
     pub batch_dir: Option<PathBuf>,
     /// Bounds on that directory.
@@ -121,6 +123,7 @@ impl RouterConfig {
             allowed_origins: Vec::new(),
             runtime_adapters: false,
             runtime_swaps: false,
+            is_one_of_several: false,
             batch_dir: None,
             batch_limits: BatchLimits::default(),
             endpoint_port: None,

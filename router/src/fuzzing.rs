@@ -12,6 +12,7 @@ pub use crate::api::answer::progress::Progress;
 use crate::app::App;
 use crate::batch::jobs::Store;
 use crate::config::RouterConfig;
+use crate::repository::served::Served;
 use crate::testing::{self, Script};
 
 /// With tools, calls, results and reasoning.
@@ -34,6 +35,7 @@ pub fn routes(batches: &Path) -> Router {
     let store = Store::open(batches, config.batch_limits).expect("an empty directory");
     let mut app = App::new(Arc::new(text), Arc::new(script), config);
     app.store_batches(Arc::new(store));
-    let guarded = api::grpc::guarded(&app).expect("descriptors of this build");
-    api::router(app.clone(), guarded, api::grpc::open(&app))
+    let served = Served::One(app.clone());
+    let guarded = api::grpc::guarded(&served).expect("descriptors of this build");
+    api::router(app, guarded, api::grpc::open(&served))
 }

@@ -33,6 +33,7 @@ pub mod metrics_port;
 pub mod pause;
 mod pooled;
 pub mod refusal;
+pub mod repository;
 pub mod request;
 mod request_lines;
 pub mod serve;

@@ -16,6 +16,7 @@ use tower::ServiceExt;
 use crate::api;
 use crate::app::App;
 use crate::limits::ConnectionLimits;
+use crate::repository::Repository;
 use crate::serve::accept_until;
 use crate::shards::Shards;
 use crate::unread::RequestBody;
@@ -61,8 +62,19 @@ where
 /// # Errors
 /// If the address cannot be used.
 pub async fn of_router(app: &App) -> io::Result<JoinSet<()>> {
-    let routes: Router = api::metrics_port(app.clone());
-    open(app.config.metrics, move |request| {
+    of_routes(app.config.metrics, api::metrics_port(app.clone())).await
+}
+
+/// [`open`] for a server of several models.
+///
+/// # Errors
+/// As [`open`].
+pub async fn of_repository(models: &Repository) -> io::Result<JoinSet<()>> {
+    of_routes(models.config().metrics, api::repository::metrics_port(models.clone())).await
+}
+
+async fn of_routes(at: Option<SocketAddr>, routes: Router) -> io::Result<JoinSet<()>> {
+    open(at, move |request| {
         let routes = routes.clone();
         async move { routes.oneshot(request).await.unwrap_or_else(|never| match never {}) }
     })

@@ -23,6 +23,8 @@ use crate::api::{self, grpc};
 use crate::app::App;
 use crate::connection::Protocols;
 use crate::limits::{ConnectionLimits, Place, Places};
+use crate::repository::Repository;
+use crate::repository::served::Served;
 use crate::shards::{Moving, Shards};
 use crate::tenants::KeysFile;
 use crate::unread::RequestBody;
@@ -54,8 +56,9 @@ fn serve_boxed<'a>(
     app: App,
     shutdown: BoxFuture<'a, ()>,
 ) -> io::Result<BoxFuture<'a, ()>> {
-    let guarded = grpc::guarded(&app).map_err(io::Error::other)?;
-    let router = api::router(app.clone(), guarded, grpc::open(&app));
+    let served = Served::One(app.clone());
+    let guarded = grpc::guarded(&served).map_err(io::Error::other)?;
+    let router = api::router(app.clone(), guarded, grpc::open(&served));
     let (nodes, direct) = (NodeCheck::of(&app.config), Direct::new(&app));
     let service = move |mut request: http::Request<RequestBody>| match nodes.refusal(&mut request) {
         Some(refused) => std::future::ready(refused).boxed(),
@@ -85,6 +88,44 @@ fn serve_boxed<'a>(
     Ok(served.boxed())
 }
 
+/// Serves `models` until `shutdown`, then drains as [`serve`] does, and ends their workers.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn serve_several(
+    listener: TcpListener,
+    models: Repository,
+    shutdown: impl Future<Output = ()> + Send,
+) -> io::Result<()> {
+    let shutdown: BoxFuture<'_, ()> = Box::pin(shutdown);
+    let served = Served::Several(models.clone());
+    let guarded = grpc::guarded(&served).map_err(io::Error::other)?;
+    let router = api::repository::router(models.clone(), guarded, grpc::open(&served));
+    let service = move |request: http::Request<RequestBody>| {
+        direct::answer(None, &router, request.map(axum::body::Body::new))
+    };
+    let config = models.config();
+    let (limits, tls) = (config.connection_limits(), config.tls.clone());
+    let shards = Shards::start(config.shards)?;
+    let drained = async {
+        shutdown.await;
+        let running = models.running();
+        tracing::info!(running, "draining");
+        let ending = info_span!(target: PROCESS, parent: None, "shutdown");
+        let drain = info_span!(target: PROCESS, parent: &ending, "drain", skein.running = running);
+        models.drain_all(config.shutdown_timeout).instrument(drain).await;
+        ending
+    };
+    let _watch = config.keys_file.as_ref().map(KeysFile::watch);
+    accept_until(listener, &shards, tls, service, limits, drained).await;
+    shards.end().await;
+    models.end_workers().await;
+    if let Some(usage) = config.usage_log.clone() {
+        let _ = tokio::task::spawn_blocking(move || usage.flush()).await;
+    }
+    Ok(())
+}
+
 /// Serves `service` on every connection until `drained` resolves, then closes the connections. A connection
 /// is accepted here and served on one of the `shards`; the limits hold over all of them. It is closed
 /// `limits.idle_timeout` after its last answer.
@@ -111,7 +152,7 @@ pub async fn accept_until<F, B, D>(
             ending = &mut drained => break ending,
             Some(_) = connections.join_next() => {}
             (place, stream) = accept(&listener, &places) => {
-                let served = Served {
+                let served = Serving {
                     protocols: protocols.clone(),
                     tls: tls.clone(),
                     closing: closing.clone(),
@@ -145,7 +186,7 @@ async fn accept(listener: &TcpListener, places: &Places) -> (Place, TcpStream) {
 }
 
 /// What a connection is served with.
-struct Served {
+struct Serving {
     protocols: Arc<Protocols>,
     tls: PortTls,
     closing: CancellationToken,
@@ -153,7 +194,7 @@ struct Served {
     _place: Place,
 }
 
-impl Served {
+impl Serving {
     async fn connection<F, B>(
         self,
         stream: Moving,

@@ -3,9 +3,11 @@
 import http.client
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -17,6 +19,7 @@ REQUEST_LIMIT_S = 60
 STOP_LIMIT_S = 30
 CLIENTS_PER_ROUTER = 4
 OUTPUT_TOKENS = 150
+PACKED = pathlib.Path(__file__).resolve().parents[2] / "models/skein-7m/packed.py"
 PROMPT = "def main(arguments):\n    " * 8
 
 
@@ -81,11 +84,11 @@ class Cluster:
     def __init__(self, skein, processes):
         serve, router, worker, self.worker = (f"127.0.0.1:{free_port()}" for _ in range(4))
         self.routers = [serve, router]
-        node = certificates(skein, processes.directory / "certs")
-        self.serve = processes.start("serve", skein, "serve", "--workers", "2", "--port", serve.split(":")[1], *node)
+        self.node = certificates(skein, processes.directory / "certs")
+        self.serve = processes.start("serve", skein, "serve", "--workers", "2", "--port", serve.split(":")[1], *self.node)
         processes.start("worker", skein, "worker", "--listen", worker, "--metrics-port", self.worker.split(":")[1],
-                        "--enable-lora", *node)
-        processes.start("router", skein, "router", "--workers", worker, "--port", router.split(":")[1], *node)
+                        "--enable-lora", *self.node)
+        processes.start("router", skein, "router", "--workers", worker, "--port", router.split(":")[1], *self.node)
         for address in self.routers:
             wait_until(f"{address} is ready", lambda: get(f"http://{address}/readyz") is not None)
         # Both workers of `serve`, so that a request can move to another worker.
@@ -102,6 +105,21 @@ class Cluster:
         if not found:  # a thread other than the first may have started them
             found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent(pid) == self.serve.pid]
         os.kill(found[0], signal.SIGKILL)
+
+
+def several_models(skein, processes, node):
+    """Address of `skein serve` with two models, of which one has answered."""
+    models = processes.directory / "models"
+    for name in ("first", "second"):
+        subprocess.run([sys.executable, str(PACKED), "copy", str(models / name)], check=True)
+    address = f"127.0.0.1:{free_port()}"
+    processes.start("several", skein, "serve", str(models), "--port", address.split(":")[1], *node)
+    wait_until(f"{address} is ready", lambda: get(f"http://{address}/readyz") is not None)
+    body = json.dumps({"model": "first", "prompt": PROMPT, "max_tokens": 4}).encode()
+    request = urllib.request.Request(f"http://{address}/v1/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        answer.read()
+    return address
 
 
 def parent(pid):

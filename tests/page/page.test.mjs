@@ -1,5 +1,9 @@
 // What a user does on the page, and what must not happen there.
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
+import fs from 'node:fs';
+import os from 'node:os';
+import path from 'node:path';
 import { after, before, test } from 'node:test';
 import { Browser, NARROW, WIDE, accessible, close, picture } from './browser.mjs';
 import { Server, pause, until } from './server.mjs';
@@ -142,6 +146,38 @@ test('an administrator replaces the model, and is told why it cannot be', async 
     await close(page);
   } finally {
     await server.end();
+  }
+});
+
+test('several models: each is loaded by a chat or an order, and leaves memory by an order', async () => {
+  const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'skein-page-'));
+  for (const name of ['first', 'second']) execFileSync('python3', [process.env.TEST_PACKED, 'copy', path.join(folder, name)]);
+  const server = await Server.start(folder, '--kv-cache-memory-bytes', '16MiB');
+  const page = await browser.open(server.url, { part: '#cluster', bypassCSP: true });
+  try {
+    const row = (name) => page.locator('.models tbody tr', { hasText: name });
+    await row('first').getByText('unloaded', { exact: true }).waitFor();
+    await row('first').getByRole('button', { name: 'Load', exact: true }).click();
+    await row('first').getByText('loaded', { exact: true }).waitFor();
+    await row('second').getByText('unloaded', { exact: true }).waitFor();
+    await page.click('nav >> text=Chat');
+    await page.locator('label.model select').selectOption('second');
+    await set(page, { ...LONG, max_tokens: '20' }, EXTRA);
+    await say(page, 'Hello.');
+    await page.waitForSelector(done);
+    assert.ok((await answer(page)).length > 0);
+    await page.click('nav >> text=Cluster');
+    await row('second').getByText('loaded', { exact: true }).waitFor();
+    await page.locator('.workers tbody tr >> nth=1').waitFor();
+    await accessible(page, 'several models');
+    await picture(page, 'several-models');
+    await row('second').getByRole('button', { name: 'Unload' }).click();
+    await row('second').getByText('unloaded', { exact: true }).waitFor();
+    await row('first').getByText('loaded', { exact: true }).waitFor();
+    await close(page);
+  } finally {
+    await server.end();
+    fs.rmSync(folder, { recursive: true });
   }
 });
 

@@ -95,7 +95,7 @@ impl Cluster {
 
     /// Process ids of the running workers, which are children of the supervisor.
     pub fn worker_pids(&self) -> Vec<u32> {
-        children_of(self.pid()).into_iter().filter(|pid| subcommand_of(*pid) == b"worker").collect()
+        workers_of(self.pid())
     }
 
     /// Everything the process has printed.
@@ -152,6 +152,11 @@ pub fn resident_bytes(pid: u32) -> u64 {
 pub fn send_signal(pid: u32, signal: &str) {
     // The process may have ended in the meantime.
     let _ = Command::new("kill").args([format!("-{signal}"), pid.to_string()]).stderr(Stdio::null()).status();
+}
+
+/// Process ids of the running workers of a supervisor.
+pub fn workers_of(supervisor: u32) -> Vec<u32> {
+    children_of(supervisor).into_iter().filter(|pid| subcommand_of(*pid) == b"worker").collect()
 }
 
 /// The first argument of a process; empty if it has ended.

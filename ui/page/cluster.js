@@ -1,6 +1,7 @@
 // The cluster: workers, requests and moves as they happen, from one stream of events.
 import { html, useEffect, useRef, useState } from './html.js';
 import { Requests } from './requests.js';
+import { Models } from './models.js';
 import { Workers } from './workers.js';
 import { get, stream } from './server.js';
 
@@ -47,6 +48,7 @@ export function Cluster() {
     ${!snapshot && !problem && html`<p class="empty">Connecting …</p>`}
     ${snapshot && html`
       <${Totals} snapshot=${snapshot} history=${history.current} />
+      ${snapshot.models && html`<${Models} models=${snapshot.models} admin=${snapshot.admin} />`}
       <${Moves} moves=${snapshot.moves} />
       <${Workers} workers=${snapshot.workers} history=${history.current} admin=${snapshot.admin} />
       ${snapshot.may_swap && html`<${Swap} version=${snapshot.model_version} />`}

@@ -139,7 +139,7 @@ fn heading(snapshot: &Snapshot, screen: &Screen) -> Paragraph<'static> {
     let totals = &snapshot.totals;
     let (model, version) = snapshot.title();
     let first = Line::from(vec![
-        Span::from(model.to_owned()).bold(),
+        Span::from(model).bold(),
         Span::from(format!("  version {version}  Skein {}  {}", snapshot.version, screen.url)).dim(),
     ]);
     let second = Line::from(format!(

@@ -30,6 +30,32 @@ pub struct Snapshot {
     pub moves: Vec<Move>,
     /// The latest requests, the newest first.
     pub requests: Vec<Request>,
+    /// The models of a server of several; empty = it has one.
+    pub models: Vec<Model>,
+}
+
+/// One of several models.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Model {
+    /// Its name.
+    pub id: String,
+    /// Where it is.
+    pub status: Stage,
+    /// What it takes in memory by its plan, in bytes.
+    pub memory_bytes: u64,
+}
+
+/// Where a model is.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Stage {
+    /// `loaded`, `unloaded`, or on its way.
+    pub value: String,
+    /// Requests that use the model or wait for it.
+    pub requests: u64,
+    /// Why it was not loaded.
+    pub reason: Option<String>,
 }
 
 /// Counts of the router since its start.
@@ -127,12 +153,16 @@ impl Snapshot {
         serde_json::from_value(answer)
     }
 
-    /// Name and version of the model.
-    pub fn title(&self) -> (&str, &str) {
-        (
-            self.model.as_deref().unwrap_or("(no model of this key)"),
-            self.model_version.as_deref().unwrap_or("-"),
-        )
+    /// Name and version of the model, or how many of several are in memory.
+    pub fn title(&self) -> (String, &str) {
+        let version = self.model_version.as_deref().unwrap_or("-");
+        let in_memory = self.models.iter().filter(|model| model.status.value == "loaded").count();
+        let name = match (&self.model, self.models.len()) {
+            (Some(name), _) => name.clone(),
+            (None, 0) => "(no model of this key)".to_owned(),
+            (None, count) => format!("{in_memory} of {count} models in memory"),
+        };
+        (name, version)
     }
 
     /// Workers that take requests.
@@ -186,7 +216,7 @@ mod tests {
         let snapshot = Snapshot::read(answer).expect("a snapshot");
         let worker = &snapshot.workers[0];
         assert_eq!((worker.id.as_str(), worker.state.as_str()), ("a\u{FFFD}[2J\u{FFFD}", "\u{FFFD}c"));
-        assert_eq!(snapshot.title(), ("(no model of this key)", "-"));
+        assert_eq!(snapshot.title(), ("(no model of this key)".to_owned(), "-"));
         assert_eq!((step(1e300), step(0.0)), ("9999000.0 ms".to_owned(), "-".to_owned()));
     }
 

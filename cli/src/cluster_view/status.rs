@@ -2,14 +2,14 @@
 
 use std::fmt::Write;
 
-use super::snapshot::{Snapshot, Worker, percent, step};
+use super::snapshot::{Model, Snapshot, Worker, percent, step};
 
 /// Most requests and moves that are shown.
 const SHOWN: usize = 8;
 
 /// A summary, a line for each worker, and the latest moves and requests.
 pub fn text(snapshot: &Snapshot) -> String {
-    let Snapshot { version, totals, workers, moves, requests, .. } = snapshot;
+    let Snapshot { version, totals, workers, moves, requests, models, .. } = snapshot;
     let (model, model_version) = snapshot.title();
     let mut text = String::new();
     let draining = if snapshot.draining { ", shutting down" } else { "" };
@@ -25,6 +25,19 @@ pub fn text(snapshot: &Snapshot) -> String {
         percent(totals.cached_prompt_tokens, totals.prompt_tokens),
         totals.moves
     );
+    if !models.is_empty() {
+        let _ = writeln!(text, "\nmodels");
+        for Model { id, status, memory_bytes } in models {
+            let size = *memory_bytes as f64 / f64::from(1 << 30);
+            let failed =
+                status.reason.as_ref().map_or(String::new(), |reason| format!(", not loaded: {reason}"));
+            let _ = writeln!(
+                text,
+                "  {id}: {}, {} requests, {size:.2} GiB{failed}",
+                status.value, status.requests
+            );
+        }
+    }
     let width = workers.iter().map(|worker| worker.id.chars().count()).max().unwrap_or(0).max("worker".len());
     let _ = writeln!(
         text,
@@ -83,6 +96,23 @@ fn line(worker: &Worker, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_of_several_models_has_a_line() {
+        let snapshot: Snapshot = serde_json::from_str(
+            r#"{"model": null, "models": [{"id": "a", "status": {"value": "loaded", "requests": 2}, "memory_bytes": 1073741824},
+                {"id": "b", "status": {"value": "unloaded", "reason": "no file"}}]}"#,
+        )
+        .expect("a snapshot");
+        let text = text(&snapshot);
+        for part in [
+            "1 of 2 models in memory",
+            "  a: loaded, 2 requests, 1.00 GiB\n",
+            "  b: unloaded, 0 requests, 0.00 GiB, not loaded: no file\n",
+        ] {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+    }
 
     #[test]
     fn each_worker_move_and_request_has_a_line() {

@@ -23,7 +23,7 @@ use skein_node::config::{Settings, text};
 use skein_tls::Certificate;
 
 use crate::exit::Failure;
-use crate::serve::ServeSettings;
+use crate::serve_settings::ServeSettings;
 use crate::server_access::Certificates;
 use crate::settings::{DiscoverySettings, load, table, with_flags};
 use client::Server;

@@ -14,9 +14,10 @@ use skein_worker::load;
 use super::report::{Report, size};
 use crate::exit::{DEVICE, Failure, USAGE};
 use crate::front::{self, Served};
+use crate::local_workers::{default_workers, visible_gpus};
 use crate::model::{self, ModelArgument};
 use crate::probe::render_processes;
-use crate::serve::{ServeSettings, default_workers, visible_gpus};
+use crate::serve_settings::ServeSettings;
 use crate::settings::FrontSettings;
 use crate::worker;
 

@@ -34,9 +34,9 @@ use remote::Remote;
 
 use crate::exit::{Failure, MODEL, OTHER, USAGE};
 use crate::front::{self, Served};
+use crate::local_workers::{launch, threads_each};
 use crate::model::{self, ModelArgument};
 use crate::progress::LoadProgress;
-use crate::serve::{launch, threads_each};
 use crate::server_access::Certificates;
 use crate::settings::{self, EngineSettings, table};
 

@@ -31,9 +31,9 @@ use tokio::sync::mpsc;
 
 use crate::exit::{Failure, MODEL, USAGE};
 use crate::front::{self, Served};
+use crate::local_workers::{MAX_WORKERS, launch, threads_each, visible_gpus};
 use crate::model::ModelArgument;
 use crate::progress::LoadProgress;
-use crate::serve::{launch, threads_each, visible_gpus};
 use crate::server_access::Certificates;
 use crate::settings::{self, EngineSettings, table, with_flags};
 use remote::Remote;
@@ -169,8 +169,7 @@ impl Here {
         let text_sources = settings::text_sources(settings);
         let mut engine = EngineSettings::read_compute(settings);
         engine.worker.ranks = settings::ranks_here(settings);
-        let workers =
-            settings.value("workers", count(1..=crate::serve::MAX_WORKERS)).map(|count| count as usize);
+        let workers = settings.value("workers", count(1..=MAX_WORKERS)).map(|count| count as usize);
         let mut names = settings.list("served-model-name", text);
         if let Some(adapter) = engine.worker.merged_adapter.as_ref().filter(|_| names.is_empty()) {
             names.push(adapter.name.clone());

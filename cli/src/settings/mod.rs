@@ -99,11 +99,24 @@ pub fn with_flags(command: Command, which: u8) -> Command {
 /// # Errors
 /// If the configuration file cannot be read. Invalid values are reported by [`check`].
 pub fn load(which: u8, matches: &ArgMatches) -> Result<Settings, Failure> {
+    load_with(which, matches, Vec::new())
+}
+
+/// [`load`], with the values of some settings above those of the command line.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_with(
+    which: u8,
+    matches: &ArgMatches,
+    above: Vec<(String, Vec<String>)>,
+) -> Result<Settings, Failure> {
     let environment: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| name.starts_with(ENV_PREFIX))
         .collect();
-    let flags: Vec<_> = flags_of(which).filter_map(|flag| given(flag, matches)).collect();
+    let flags = flags_of(which).filter_map(|flag| given(flag, matches));
+    let flags: Vec<(String, Vec<String>)> = flags.chain(above).collect();
     let named = flags.iter().find(|(name, _)| name == "config").and_then(|(_, values)| values.last());
     let from_environment =
         environment.iter().find(|(name, _)| name == "SKEIN_CONFIG").map(|(_, value)| value);

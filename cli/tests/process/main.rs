@@ -9,6 +9,7 @@ mod faults;
 mod gguf;
 mod gpu_groups;
 mod groups;
+mod models;
 mod moves;
 mod nodes;
 mod rank_adapters;

@@ -22,8 +22,9 @@ use skein_proto::inference::repository_index_response::ModelIndex;
 use skein_proto::inference::{
     InferParameter, ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse,
     ModelMetadataRequest, ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse,
-    ModelStreamInferResponse, RepositoryIndexRequest, RepositoryIndexResponse, ServerLiveRequest,
-    ServerLiveResponse, ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest,
+    ModelStreamInferResponse, RepositoryIndexRequest, RepositoryIndexResponse, RepositoryModelLoadRequest,
+    RepositoryModelLoadResponse, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse,
+    ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest,
     ServerReadyResponse,
 };
 use tokio::net::TcpListener;
@@ -282,6 +283,20 @@ impl GrpcInferenceService for Model {
     ) -> Result<Response<RepositoryIndexResponse>, Status> {
         let model = |name: &str| ModelIndex { name: name.to_owned(), ..ModelIndex::default() };
         Ok(Response::new(RepositoryIndexResponse { models: vec![model("m"), model("m")] }))
+    }
+
+    async fn repository_model_load(
+        &self,
+        _: Request<RepositoryModelLoadRequest>,
+    ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
+        Err(Status::unimplemented("not needed"))
+    }
+
+    async fn repository_model_unload(
+        &self,
+        _: Request<RepositoryModelUnloadRequest>,
+    ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
+        Err(Status::unimplemented("not needed"))
     }
 }
 

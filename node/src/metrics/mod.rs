@@ -8,13 +8,14 @@ mod process;
 mod totals;
 mod valid;
 
-use std::collections::HashMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 
 use prometheus::core::Collector;
-use prometheus::proto::MetricFamily;
 use prometheus::{HistogramOpts, Opts};
 
 pub use encode::{Format, encode};
+pub use prometheus::proto::MetricFamily;
 pub use prometheus::{Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 pub use totals::{ENGINE, EngineMetric, EngineSums, total_of};
 use valid::VALID;
@@ -123,6 +124,19 @@ impl Registry {
     pub fn encode(&self, format: Format) -> String {
         encode(&self.gather(), format)
     }
+}
+
+/// The metrics of several registries as those of one, ordered by name. Metrics of the same name must have
+/// different labels.
+pub fn merged(registries: impl IntoIterator<Item = Vec<MetricFamily>>) -> Vec<MetricFamily> {
+    let mut by_name: BTreeMap<String, MetricFamily> = BTreeMap::new();
+    for mut family in registries.into_iter().flatten() {
+        match by_name.entry(family.name().to_owned()) {
+            Entry::Vacant(entry) => drop(entry.insert(family)),
+            Entry::Occupied(mut entry) => entry.get_mut().mut_metric().extend(family.take_metric()),
+        }
+    }
+    by_name.into_values().collect()
 }
 
 #[cfg(test)]

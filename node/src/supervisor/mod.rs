@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{broadcast, mpsc};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::discovery::{Change, Member};
 use crate::shutdown::Shutdown;
@@ -80,6 +80,18 @@ impl Supervisor {
         Self::start_with(count, start, changes, SILENT_START)
     }
 
+    /// [`start`](Self::start) of workers with these names.
+    pub fn start_named(
+        names: Vec<String>,
+        start: impl Fn(usize) -> WorkerStart + Clone + Send + Sync + 'static,
+        changes: &mpsc::Sender<Change>,
+    ) -> (Self, mpsc::Receiver<Report>) {
+        let supervisor = Self::new(changes, SILENT_START);
+        let (set, receiver) = supervisor.start_set(names, false, start);
+        supervisor.replace(set);
+        (supervisor, receiver)
+    }
+
     /// [`start`](Self::start) with a different limit of silence before a worker is ready.
     fn start_with(
         count: usize,
@@ -87,19 +99,24 @@ impl Supervisor {
         changes: &mpsc::Sender<Change>,
         silent_start: Duration,
     ) -> (Self, mpsc::Receiver<Report>) {
+        let supervisor = Self::new(changes, silent_start);
+        let names = (0..count).map(|worker| format!("worker-{worker}")).collect();
+        let (set, receiver) = supervisor.start_set(names, false, start);
+        supervisor.replace(set);
+        (supervisor, receiver)
+    }
+
+    /// No workers yet.
+    fn new(changes: &mpsc::Sender<Change>, silent_start: Duration) -> Self {
         let (lost, _) = broadcast::channel(LOST_IN_FLIGHT);
-        let supervisor = Self {
+        Self {
             serving: Mutex::default(),
             changes: changes.clone(),
             stop: Shutdown::default(),
             lost,
             secrets: Secrets::default(),
             silent_start,
-        };
-        let names = (0..count).map(|worker| format!("worker-{worker}")).collect();
-        let (set, receiver) = supervisor.start_set(names, false, start);
-        supervisor.replace(set);
-        (supervisor, receiver)
+        }
     }
 
     /// Starts workers with these names beside those that serve. Until [`replace`](Self::replace), one that
@@ -157,13 +174,14 @@ impl Supervisor {
         self.secrets.clone()
     }
 
-    /// Kills all workers without a drain when `forced` completes.
-    pub fn kill_after(&self, forced: impl Future<Output = ()> + Send + 'static) {
+    /// Kills all workers without a drain when `forced` completes. The handle ends the wait for it.
+    pub fn kill_after(&self, forced: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         let stop = self.stop.clone();
-        tokio::spawn(async move {
+        let waiting = tokio::spawn(async move {
             forced.await;
             stop.force();
         });
+        waiting.abort_handle()
     }
 
     /// Callback that reports a lost worker: silent, or with a stuck engine. It is killed and restarted.

@@ -14,12 +14,14 @@ pub mod grpc;
 pub mod http;
 pub mod kserve;
 mod models;
+pub mod of_model;
 mod ollama;
 pub mod openai;
 mod openapi;
 mod page;
+pub mod repository;
 mod scores;
-mod skein;
+pub(crate) mod skein;
 #[cfg(test)]
 mod tests;
 mod worker_face;
@@ -100,6 +102,12 @@ fn open_rooms(app: &App) -> [(Room, Refuse); 3] {
     ]
 }
 
+/// What is said of the routes of a model in the document.
+pub(crate) fn described(app: &App) -> Vec<Operation> {
+    let (rooms, open_rooms) = (rooms(app), open_rooms(app));
+    operations(rooms.iter().chain(&open_rooms).map(|(room, _)| room))
+}
+
 /// What a port of its own for metrics and health serves.
 pub fn metrics_port(app: App) -> Router {
     skein::metrics_routes().merge(skein::health_routes()).router.with_state(app)
@@ -107,7 +115,7 @@ pub fn metrics_port(app: App) -> Router {
 
 /// Refuses the paths that no API has, also behind the keys. Those below `/api/` are Ollama's, those below
 /// `/v2/` KServe's.
-fn unknown(keys: &ApiKeys) -> Router {
+pub(crate) fn unknown(keys: &ApiKeys) -> Router {
     let refuse = |request: &Request<Body>, refusal| {
         let is_anthropic = models::is_anthropic(request);
         if is_anthropic { models::refuse(request, refusal) } else { grpc::status::refuse(request, refusal) }

@@ -70,7 +70,9 @@ async fn retrieve(
     });
     match found {
         Err(refusal) => refuse(&request, refusal),
-        Ok((id, _)) if is_anthropic(&request) => Json(anthropic::models::model(&app, &id)).into_response(),
+        Ok((id, _)) if is_anthropic(&request) => {
+            Json(anthropic::models::model(app.created, &id)).into_response()
+        }
         Ok((id, is_adapter)) => Json(openai::models::model(&app, &id, is_adapter)).into_response(),
     }
 }

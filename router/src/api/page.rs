@@ -23,7 +23,7 @@ static PART: Part =
     Part { name: "Page", about: "The page for people, and this document as a page.", errors: "OpenAiError" };
 
 /// Its routes.
-pub fn routes() -> Room {
+pub fn routes<S: Clone + Send + Sync + 'static>() -> Room<S> {
     let page = describe::get("page", "The page: chat, completion, cluster.");
     let page = page.answers(200, "text/html", None).answers(304, "", None);
     let docs = describe::get("docs", "This document as a page, which can send requests.");

@@ -4,6 +4,7 @@
 
 mod kept_text;
 mod metered;
+pub mod models;
 mod outcome;
 mod parser;
 pub mod recent;
@@ -12,7 +13,8 @@ mod tenants;
 mod workers;
 
 use skein_node::metrics::{
-    EngineSums, Format, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, buckets,
+    EngineSums, Format, Histogram, IntCounter, IntCounterVec, IntGauge, MetricFamily, Registry, buckets,
+    encode,
 };
 use skein_node::trace::GenAi;
 use skein_text::kept_ids::KeptCounts;
@@ -222,6 +224,16 @@ impl Refusals {
     }
 }
 
+/// The class of a status, as a label.
+fn class_of(status: u16) -> &'static str {
+    match status / 100 {
+        1 | 2 => "2xx",
+        3 => "3xx",
+        4 => "4xx",
+        _ => "5xx",
+    }
+}
+
 /// What became of a proxy's request for a pick.
 const PICKS: [&str; 2] = ["picked", "refused"];
 
@@ -257,7 +269,7 @@ const REJECTIONS: [&str; 2] = ["max_num_queued_reqs", "max_num_queued_tokens"];
 impl Metrics {
     /// The metrics of a router for `model_name` with these settings, all of them zero.
     pub fn of_router(model_name: &str, config: &RouterConfig) -> Self {
-        let mut metrics = Self::new(model_name);
+        let mut metrics = Self::with(model_name, !config.is_one_of_several);
         metrics.tenants =
             TenantMetrics::new(&metrics.registry, config.keys_file.clone(), config.usage_log.clone());
         metrics
@@ -265,11 +277,18 @@ impl Metrics {
 
     /// The metrics of a router for `model_name`, all of them zero.
     pub fn new(model_name: &str) -> Self {
+        Self::with(model_name, true)
+    }
+
+    /// [`new`](Self::new), with or without those of the process.
+    fn with(model_name: &str, of_process: bool) -> Self {
         // vLLM's labels; a cluster is one engine to its clients.
         let r = Registry::new(&[("model_name", model_name), ("engine", "0")]);
-        r.process();
-        r.traces();
-        r.certificates();
+        if of_process {
+            r.process();
+            r.traces();
+            r.certificates();
+        }
         let metrics = Self {
             requests: r.counter("skein_requests_total", "Requests accepted."),
             refused: Refusals::new(&r),
@@ -376,13 +395,7 @@ impl Metrics {
 
     /// Counts an HTTP answer; `handler` is the pattern of a route.
     pub fn answered(&self, handler: &str, method: &str, status: u16) {
-        let class = match status / 100 {
-            1 | 2 => "2xx",
-            3 => "3xx",
-            4 => "4xx",
-            _ => "5xx",
-        };
-        self.answers.with_label_values(&[handler, method, class]).inc();
+        self.answers.with_label_values(&[handler, method, class_of(status)]).inc();
     }
 
     /// Counts of what the tool parser finds in the answers to a request.
@@ -399,6 +412,11 @@ impl Metrics {
 
     /// All of it as of now, in `format`. `kept` is what the text has counted.
     pub fn encode(&self, format: Format, fleet: &dyn FleetView, kept: KeptCounts) -> String {
+        encode(&self.gather(fleet, kept), format)
+    }
+
+    /// All of it as of now. `kept` is what the text has counted.
+    pub fn gather(&self, fleet: &dyn FleetView, kept: KeptCounts) -> Vec<MetricFamily> {
         self.kept_text.update(kept);
         let running = fleet.running();
         self.in_flight.set(running.requests.into());
@@ -410,6 +428,6 @@ impl Metrics {
             counter.inc_by(total.saturating_sub(counter.get()));
         }
         self.tenants.iter().for_each(TenantMetrics::update);
-        self.workers.encode(&fleet.workers(), fleet.version(), || self.registry.encode(format))
+        self.workers.set(&fleet.workers(), fleet.version(), || self.registry.gather())
     }
 }

@@ -81,13 +81,8 @@ impl WorkerGauges {
         }
     }
 
-    /// Sets them all, then calls `encode`. New requests go to version `current`.
-    pub fn encode(
-        &self,
-        workers: &[WorkerStatus],
-        current: Version,
-        encode: impl FnOnce() -> String,
-    ) -> String {
+    /// Sets them all, then calls `read`. New requests go to version `current`.
+    pub fn set<T>(&self, workers: &[WorkerStatus], current: Version, read: impl FnOnce() -> T) -> T {
         let _scrape = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.running.set(workers.iter().map(|worker| i64::from(worker.reported.running)).sum());
@@ -120,7 +115,7 @@ impl WorkerGauges {
             set(&self.worker_indexed_blocks, count(worker.cached_blocks));
         }
         self.set_versions(workers, current);
-        encode()
+        read()
     }
 
     fn set_versions(&self, workers: &[WorkerStatus], current: Version) {
@@ -242,7 +237,7 @@ mod tests {
         let full =
             WorkerStatus { refuses: Some(skein_choice::fleet::NotReady::Draining), ..worker("c", 8, 0, 0) };
         let workers = [worker("a", 2, 100, 0), worker("b", 6, 100, 0), full];
-        let text = gauges.encode(&workers, Version(7), || registry.encode(skein_node::metrics::Format::Text));
+        let text = gauges.set(&workers, Version(7), || registry.encode(skein_node::metrics::Format::Text));
         assert!(text.contains("\nskein_pressure 0.5\n"), "{text}");
         assert!(text.contains("\nskein_worker_pressure{worker=\"c\"} 1\n"), "{text}");
     }
@@ -252,8 +247,7 @@ mod tests {
         let registry = Registry::new(&[]);
         let gauges = WorkerGauges::new(&registry);
         let series = |workers: &[WorkerStatus]| {
-            let text =
-                gauges.encode(workers, Version(7), || registry.encode(skein_node::metrics::Format::Text));
+            let text = gauges.set(workers, Version(7), || registry.encode(skein_node::metrics::Format::Text));
             text.lines().filter(|line| !line.starts_with('#')).count()
         };
         let none = series(&[]);

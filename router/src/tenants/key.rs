@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use skein_node::clock::Timestamp;
 
 use super::date::DateTime;
-use super::meter::{Ask, Limit, Limits, Meter, Over, Quotas, take};
+use super::meter::{Ask, Limit, Limits, Meter, Over, Quotas, check, take};
 use crate::refusal::Refusal;
 
 /// A key of the file, without its hash.
@@ -102,6 +102,16 @@ impl Key {
     /// Most requests that may run at once, by the limits of the key and of its tenant; `None` = no limit.
     pub fn most_at_once(&self) -> Option<u32> {
         [self.limits.concurrent, self.shared.concurrent].into_iter().flatten().min()
+    }
+
+    /// Fails if the smallest request would be refused now; takes nothing.
+    ///
+    /// # Errors
+    /// [`Refusal::RateLimited`].
+    pub fn check(&self, now: Timestamp) -> Result<(), Refusal> {
+        let (key, tenant) = ((&self.limits, &*self.meter), (&self.shared, &*self.tenant_meter));
+        let smallest = Ask { requests: 1, tokens: 1 };
+        check(key, tenant, smallest, now).map_err(|(over, is_tenants)| self.refusal(over, is_tenants))
     }
 
     /// Takes what a request needs from the limits.

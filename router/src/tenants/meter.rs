@@ -162,6 +162,20 @@ impl State {
     }
 }
 
+/// Fails as [`take`] would, and takes nothing.
+///
+/// # Errors
+/// As [`take`].
+pub fn check(
+    key: (&Limits, &Meter),
+    tenant: (&Limits, &Meter),
+    ask: Ask,
+    now: Timestamp,
+) -> Result<(), (Over, bool)> {
+    key.1.state().check(key.0, ask, now).map_err(|over| (over, false))?;
+    tenant.1.state().check(tenant.0, ask, now).map_err(|over| (over, true))
+}
+
 /// Takes `ask` from the limits of a key and of its tenant, from both or from neither.
 ///
 /// # Errors

@@ -253,7 +253,7 @@ fn head_seeds() -> Vec<Vec<u8>> {
 }
 
 /// Methods of gRPC. Those of adapters are not here: the model of this target has none.
-const METHODS: [&str; 14] = [
+const METHODS: [&str; 16] = [
     "/skein.v1.Inference/Generate",
     "/skein.v1.Inference/Tokenize",
     "/inference.GRPCInferenceService/ModelInfer",
@@ -261,6 +261,8 @@ const METHODS: [&str; 14] = [
     "/inference.GRPCInferenceService/ModelMetadata",
     "/inference.GRPCInferenceService/ModelConfig",
     "/inference.GRPCInferenceService/RepositoryIndex",
+    "/inference.GRPCInferenceService/RepositoryModelLoad",
+    "/inference.GRPCInferenceService/RepositoryModelUnload",
     "/skein.worker.v1.Worker/Generate",
     "/skein.worker.v1.Worker/Attach",
     "/skein.worker.v1.Worker/Abort",

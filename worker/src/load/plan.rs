@@ -3,6 +3,7 @@
 
 use skein_model::shard::Shard;
 use skein_model::spec::Spec;
+use skein_proto::pooling::PooledKind;
 
 use super::cpu::{CpuPlan, plan_cpu};
 use super::cuda_ranks::CudaPlan;
@@ -34,6 +35,8 @@ pub struct MemoryPlan {
     pub block_size: u32,
     /// Longest sequence, in tokens.
     pub max_model_len: u32,
+    /// What vectors the model gives; `None` = it generates.
+    pub pooled: Option<PooledKind>,
 }
 
 /// Planned memory of a rank, and its part of the model.
@@ -91,6 +94,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
         kv_blocks: options.kv_blocks,
         window_blocks: options.window_blocks,
         state_slots: model.spec.state.map(|_| options.state_slots),
+        pooled: model.pooling.as_ref().map(|pooling| pooling.kind),
         block_size: options.block_size,
         max_model_len: sizing::max_model_len(
             &config.scheduler,
@@ -130,6 +134,7 @@ fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
         kv_blocks: blocks,
         window_blocks: window,
         state_slots: None,
+        pooled: None,
         block_size: options.limits.block_size,
         max_model_len,
     })

@@ -41,7 +41,7 @@ const SHOW_MOVES: HeaderName = HeaderName::from_static("x-skein-moves");
 /// Longest name of a worker, in bytes: a host and a port.
 const MAX_WORKER_NAME_BYTES: usize = 256 + 6;
 /// Header for a request's timeout in milliseconds; OpenAI has no field for it.
-const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
+pub(crate) const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
 
 /// Takes the sampling parameters, except `max_tokens` and `logprobs`, which differ between the APIs.
 pub fn sampling(fields: &mut Fields) -> SamplingOptions {
@@ -106,7 +106,7 @@ pub(super) fn picked_worker(headers: &HeaderMap) -> Option<Arc<str>> {
     (name.len() <= MAX_WORKER_NAME_BYTES).then(|| name.into())
 }
 
-pub(super) fn timeout_ms(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
+pub(crate) fn timeout_ms(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
     let Some(value) = headers.get(TIMEOUT_HEADER) else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.trim().parse().ok()).filter(|number| *number > 0);
     number.map(Some).ok_or_else(|| {

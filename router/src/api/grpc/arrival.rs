@@ -99,13 +99,14 @@ mod tests {
     use http_body_util::BodyExt;
     use tower::ServiceExt;
 
+    use crate::repository::served::Served;
     use crate::testing::{self, Script};
 
     /// The status of a call whose message comes in these parts, each a while after the one before, then no
     /// more and no end; `None` if it waits for ever.
     async fn status(method: &str, parts: Vec<Vec<u8>>, wait: Duration) -> Option<String> {
         let app = testing::app(Script::default());
-        let routes: Router = super::super::guarded(&app).unwrap();
+        let routes: Router = super::super::guarded(&Served::One(app)).unwrap();
         let parts = stream::iter(parts).then(move |part| async move {
             tokio::time::sleep(wait).await;
             Ok::<_, Infallible>(part)

@@ -9,7 +9,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use crate::app::App;
+use crate::repository::served::Served;
 
 /// How often a watch checks readiness.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -26,13 +26,13 @@ const SERVICES: [&str; 5] = [
 
 /// Health of the whole router.
 pub struct HealthService {
-    app: App,
+    served: Served,
 }
 
 impl HealthService {
-    /// Reports the health of `app`.
-    pub fn new(app: App) -> Self {
-        Self { app }
+    /// Reports the health of `served`.
+    pub fn new(served: Served) -> Self {
+        Self { served }
     }
 }
 
@@ -42,7 +42,7 @@ impl Health for HealthService {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
-        let status = status_of(&self.app, &request.get_ref().service);
+        let status = status_of(&self.served, &request.get_ref().service);
         let status = status.ok_or_else(|| Status::not_found("service not registered"))?;
         Ok(Response::new(answer(status)))
     }
@@ -53,11 +53,11 @@ impl Health for HealthService {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let (app, service) = (self.app.clone(), request.into_inner().service);
+        let (served, service) = (self.served.clone(), request.into_inner().service);
         Ok(Response::new(Box::pin(async_stream::stream! {
             let mut last = None;
             loop {
-                let now = status_of(&app, &service).unwrap_or(ServingStatus::ServiceUnknown);
+                let now = status_of(&served, &service).unwrap_or(ServingStatus::ServiceUnknown);
                 if last.replace(now) != Some(now) {
                     yield Ok(answer(now));
                 }
@@ -68,10 +68,10 @@ impl Health for HealthService {
 }
 
 /// Status of a service; `None` if there is no such service.
-fn status_of(app: &App, service: &str) -> Option<ServingStatus> {
+fn status_of(served: &Served, service: &str) -> Option<ServingStatus> {
     match service {
         "liveness" => Some(ServingStatus::Serving),
-        service if SERVICES.contains(&service) && app.ready().is_ok() => Some(ServingStatus::Serving),
+        service if SERVICES.contains(&service) && served.ready().is_ok() => Some(ServingStatus::Serving),
         service if SERVICES.contains(&service) => Some(ServingStatus::NotServing),
         _ => None,
     }

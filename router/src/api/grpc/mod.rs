@@ -18,8 +18,8 @@ use crate::api::endpoint_picker::EndpointPicker;
 use crate::api::kserve::KserveService;
 use crate::api::skein::inference::InferenceService;
 use crate::api::worker_face::WorkerFace;
-use crate::app::App;
 use crate::refusal::Refusal;
+use crate::repository::served::Served;
 use crate::request::tenant::Tenant;
 use skein_proto::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
 use skein_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
@@ -49,16 +49,17 @@ const NOT_COMPRESSED: &str = "Error%20decompressing";
 ///
 /// # Errors
 /// If the descriptors for reflection cannot be decoded: a broken build.
-pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
-    let inference = InferenceServer::new(InferenceService::new(app.clone()))
+pub fn guarded(served: &Served) -> Result<Router, tonic_reflection::server::Error> {
+    let config = served.config();
+    let inference = InferenceServer::new(InferenceService::new(served.clone()))
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Deflate)
-        .max_decoding_message_size(app.config.limits.body_bytes)
+        .max_decoding_message_size(config.limits.body_bytes)
         .max_encoding_message_size(MAX_ENCODED_BYTES);
-    let kserve = GrpcInferenceServiceServer::new(KserveService::new(app.clone()))
+    let kserve = GrpcInferenceServiceServer::new(KserveService::new(served.clone()))
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Deflate)
-        .max_decoding_message_size(app.config.limits.body_bytes)
+        .max_decoding_message_size(config.limits.body_bytes)
         .max_encoding_message_size(MAX_ENCODED_BYTES);
     let reflection = || {
         let builder = tonic_reflection::server::Builder::configure()
@@ -66,21 +67,29 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .with_service_name("skein.v1.Inference")
             .with_service_name("inference.GRPCInferenceService")
-            .with_service_name("skein.worker.v1.Worker")
             .with_service_name("grpc.health.v1.Health");
-        match app.config.endpoint_port {
+        let builder = match served {
+            Served::One(_) => builder.with_service_name("skein.worker.v1.Worker"),
+            Served::Several(_) => builder,
+        };
+        match config.endpoint_port {
             Some(_) => builder.with_service_name("envoy.service.ext_proc.v3.ExternalProcessor"),
             None => builder,
         }
     };
-    let face = WorkerServer::new(WorkerFace::new(app.clone()))
-        .max_decoding_message_size(skein_proto::MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(skein_proto::MAX_MESSAGE_BYTES);
-    let face = add(Router::new(), face).layer(map_request(only_gateways));
-    let router = add(add(Router::new(), inference), kserve).merge(face);
+    let router = add(add(Router::new(), inference), kserve).merge(face(served));
     // Tools still use both versions of reflection.
     let router = add(add(router, reflection().build_v1()?), reflection().build_v1alpha()?);
     Ok(router.layer(map_response(malformed_as_invalid)).layer(map_request(arrival::in_time)))
+}
+
+/// The service for gateways, to which a router is one large worker with one model.
+fn face(served: &Served) -> Router {
+    let Served::One(app) = served else { return Router::new() };
+    let face = WorkerServer::new(WorkerFace::new(app.clone()))
+        .max_decoding_message_size(skein_proto::MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(skein_proto::MAX_MESSAGE_BYTES);
+    add(Router::new(), face).layer(map_request(only_gateways))
 }
 
 /// Refuses keys of the keys file that are no gateway's: through the service for gateways a request names its
@@ -108,10 +117,12 @@ async fn malformed_as_invalid(mut response: Response) -> Response {
 }
 
 /// The services that answer without a key.
-pub fn open(app: &App) -> Router {
-    let router = add(Router::new(), HealthServer::new(health::HealthService::new(app.clone())));
+pub fn open(served: &Served) -> Router {
+    let router = add(Router::new(), HealthServer::new(health::HealthService::new(served.clone())));
     let layer = map_response(malformed_as_invalid);
-    let Some(port) = app.config.endpoint_port else { return router.layer(layer) };
+    let (Served::One(app), Some(port)) = (served, served.config().endpoint_port) else {
+        return router.layer(layer);
+    };
     let largest = app.config.limits.body_bytes + ENVELOPE_BYTES;
     let picker = ExternalProcessorServer::new(EndpointPicker::new(app.clone(), port))
         .max_decoding_message_size(largest)

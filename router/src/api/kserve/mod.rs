@@ -26,7 +26,8 @@ use skein_proto::inference::repository_index_response::ModelIndex;
 use skein_proto::inference::{
     ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
     ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse, ModelStreamInferResponse,
-    RepositoryIndexRequest, RepositoryIndexResponse, ServerLiveRequest, ServerLiveResponse,
+    RepositoryIndexRequest, RepositoryIndexResponse, RepositoryModelLoadRequest, RepositoryModelLoadResponse,
+    RepositoryModelUnloadRequest, RepositoryModelUnloadResponse, ServerLiveRequest, ServerLiveResponse,
     ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
 };
 use skein_proto::pooling::PooledModel;
@@ -36,10 +37,14 @@ use tonic::{Request, Response, Status, Streaming};
 use self::answer::{Answer, Named, failed, in_stream};
 use self::call::{Call, check_version};
 use super::grpc::status::status;
+use super::http::keys::Admin;
 use super::skein::convert;
 use crate::app::App;
 use crate::ids;
 use crate::refusal::Refusal;
+use crate::repository::residency::Stage;
+use crate::repository::served::{Held, Served};
+use crate::repository::{Entry, ModelStatus, Repository};
 use crate::request::tenant::Tenant;
 
 /// Most requests at once on one stream; the client's next ones wait in its connection.
@@ -52,19 +57,31 @@ const STREAM_PATH: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 const EXTENSIONS: [&str; 5] =
     ["parameters", "model_configuration", "model_repository", "binary_tensor_data", "generate"];
 
-/// inference.GRPCInferenceService over an [`App`].
+/// inference.GRPCInferenceService over one model or several.
 pub struct KserveService {
-    app: App,
+    served: Served,
 }
 
 impl KserveService {
-    /// Serves requests with `app`.
-    pub fn new(app: App) -> Self {
-        Self { app }
+    /// Serves requests with `served`.
+    pub fn new(served: Served) -> Self {
+        Self { served }
     }
 
-    fn service<T>(&self, request: &Request<T>) -> Service<'_> {
-        Service { app: &self.app, tenant: tenant_of(request) }
+    /// The model `name` for a request of `caller`.
+    async fn held(&self, name: &str, caller: &Caller) -> Result<Held, Refusal> {
+        self.served.held(Some(name), &caller.tenant, caller.timeout).await
+    }
+
+    /// Whether a request for the model would be answered without loading it.
+    fn is_ready(&self, name: &str, version: &str, tenant: Tenant) -> bool {
+        let app = match &self.served {
+            Served::One(app) => Some(app.clone()),
+            Served::Several(models) => models.in_memory(name, &tenant).ok().flatten(),
+        };
+        app.is_some_and(|app| {
+            Service { app: &app, tenant }.model(name, version).is_ok() && app.ready().is_ok()
+        })
     }
 }
 
@@ -102,6 +119,29 @@ impl Service<'_> {
         let names = self.app.names(&self.tenant).into_iter();
         names.filter(|_| refusal.is_none() || !only_ready).map(model).collect()
     }
+}
+
+/// The models of a server of several, and their states.
+pub fn index_of(models: &Repository, tenant: &Tenant, only_ready: bool) -> Vec<ModelIndex> {
+    let of = |app: Option<&App>, entry: &Entry, status: &ModelStatus| {
+        if let Some(app) = app {
+            return Service { app, tenant: tenant.clone() }.index(only_ready);
+        }
+        let (state, reason) = match status.stage {
+            Stage::Loading => ("LOADING", String::new()),
+            Stage::Ending => ("UNLOADING", String::new()),
+            _ => ("UNAVAILABLE", status.failed.clone().unwrap_or_else(|| "unloaded".to_owned())),
+        };
+        let names = entry.names.iter().filter(|name| !only_ready && tenant.may_use(name.as_ref()));
+        let model = |name: &Arc<str>| ModelIndex {
+            name: name.to_string(),
+            version: model::VERSION.to_owned(),
+            state: state.to_owned(),
+            reason: reason.clone(),
+        };
+        names.map(model).collect()
+    };
+    models.listed(of)
 }
 
 fn server() -> ServerMetadataResponse {
@@ -169,17 +209,16 @@ impl GrpcInferenceService for KserveService {
         &self,
         _: Request<ServerReadyRequest>,
     ) -> Result<Response<ServerReadyResponse>, Status> {
-        Ok(Response::new(ServerReadyResponse { ready: self.app.ready().is_ok() }))
+        Ok(Response::new(ServerReadyResponse { ready: self.served.ready().is_ok() }))
     }
 
     async fn model_ready(
         &self,
         request: Request<ModelReadyRequest>,
     ) -> Result<Response<ModelReadyResponse>, Status> {
-        let service = self.service(&request);
+        let tenant = tenant_of(&request);
         let ModelReadyRequest { name, version } = request.into_inner();
-        let ready = service.model(&name, &version).is_ok() && self.app.ready().is_ok();
-        Ok(Response::new(ModelReadyResponse { ready }))
+        Ok(Response::new(ModelReadyResponse { ready: self.is_ready(&name, &version, tenant) }))
     }
 
     async fn server_metadata(
@@ -193,8 +232,10 @@ impl GrpcInferenceService for KserveService {
         &self,
         request: Request<ModelMetadataRequest>,
     ) -> Result<Response<ModelMetadataResponse>, Status> {
-        let service = self.service(&request);
+        let caller = Caller::of(&request);
         let ModelMetadataRequest { name, version } = request.into_inner();
+        let app = self.held(&name, &caller).await.map_err(|refusal| status(&refusal))?;
+        let service = Service { app: &app, tenant: caller.tenant };
         let name = service.model(&name, &version).map_err(|refusal| status(&refusal))?;
         Ok(Response::new(model::metadata(&name, service.pooled().as_deref())))
     }
@@ -203,8 +244,10 @@ impl GrpcInferenceService for KserveService {
         &self,
         request: Request<ModelConfigRequest>,
     ) -> Result<Response<ModelConfigResponse>, Status> {
-        let service = self.service(&request);
+        let caller = Caller::of(&request);
         let ModelConfigRequest { name, version } = request.into_inner();
+        let app = self.held(&name, &caller).await.map_err(|refusal| status(&refusal))?;
+        let service = Service { app: &app, tenant: caller.tenant };
         let name = service.model(&name, &version).map_err(|refusal| status(&refusal))?;
         Ok(Response::new(ModelConfigResponse {
             config: Some(model::config(&name, service.pooled().as_deref())),
@@ -215,25 +258,51 @@ impl GrpcInferenceService for KserveService {
         &self,
         request: Request<RepositoryIndexRequest>,
     ) -> Result<Response<RepositoryIndexResponse>, Status> {
-        let models = self.service(&request).index(request.get_ref().ready);
+        let (tenant, only_ready) = (tenant_of(&request), request.get_ref().ready);
+        let models = match &self.served {
+            Served::One(app) => Service { app, tenant }.index(only_ready),
+            Served::Several(models) => index_of(models, &tenant, only_ready),
+        };
         Ok(Response::new(RepositoryIndexResponse { models }))
+    }
+
+    async fn repository_model_load(
+        &self,
+        request: Request<RepositoryModelLoadRequest>,
+    ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
+        let (tenant, name) = (tenant_of(&request), request.get_ref().model_name.clone());
+        let asked = Admin::require(request.extensions());
+        self.served.load(asked, &name, &tenant).await.map_err(|refusal| status(&refusal))?;
+        Ok(Response::new(RepositoryModelLoadResponse {}))
+    }
+
+    async fn repository_model_unload(
+        &self,
+        request: Request<RepositoryModelUnloadRequest>,
+    ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
+        let (tenant, name) = (tenant_of(&request), request.get_ref().model_name.clone());
+        let asked = Admin::require(request.extensions());
+        self.served.unload(asked, &name, &tenant).await.map_err(|refusal| status(&refusal))?;
+        Ok(Response::new(RepositoryModelUnloadResponse {}))
     }
 
     async fn model_infer(
         &self,
         request: Request<ModelInferRequest>,
     ) -> Result<Response<ModelInferResponse>, Status> {
-        let caller = Caller::of(&request);
+        let mut caller = Caller::of(&request);
         let whole = async {
-            if let Some(pooled) = self.app.fleet.pooled()? {
-                return pooled::answer(&self.app, &pooled, request.into_inner(), caller.asker()).await;
+            let app = self.held(&request.get_ref().model_name, &caller).await?;
+            caller.timeout = app.time_left;
+            if let Some(pooled) = app.fleet.pooled()? {
+                return pooled::answer(&app, &pooled, request.into_inner(), caller.asker()).await;
             }
-            let Call { draft, form } = caller.parse(&self.app, request.into_inner())?;
+            let Call { draft, form } = caller.parse(&app, request.into_inner())?;
             if form.streams {
                 let message = "stream must be false in ModelInfer; call ModelStreamInfer.";
                 return Err(Refusal::invalid("stream", message));
             }
-            Answer::new(&self.app, self.app.start(draft).await?, form).whole().await
+            Answer::new(&app, app.start(draft).await?, form).whole().await
         };
         whole.await.map(Response::new).map_err(|refusal| status(&refusal))
     }
@@ -242,12 +311,12 @@ impl GrpcInferenceService for KserveService {
         &self,
         request: Request<Streaming<ModelInferRequest>>,
     ) -> Result<Response<Responses>, Status> {
-        let (app, caller) = (self.app.clone(), Caller::of(&request));
+        let (served, caller) = (self.served.clone(), Caller::of(&request));
         let began = clock::now();
         let responses = request.into_inner().map(move |request| match request {
             Ok(request) => {
                 let left = caller.timeout.map(|timeout| timeout.saturating_sub(clock::now().since(began)));
-                responses(app.clone(), Caller { timeout: left, ..caller.clone() }, request).boxed()
+                responses(served.clone(), Caller { timeout: left, ..caller.clone() }, request).boxed()
             }
             Err(status) => futures::stream::iter([Err(status)]).boxed(),
         });
@@ -258,12 +327,21 @@ impl GrpcInferenceService for KserveService {
 
 /// Responses to one request of a stream. Dropping them cancels it.
 fn responses(
-    app: App,
-    caller: Caller,
+    served: Served,
+    mut caller: Caller,
     request: ModelInferRequest,
 ) -> impl Stream<Item = Result<ModelStreamInferResponse, Status>> + Send {
     async_stream::stream! {
         let named = Named { id: request.id.clone(), model: request.model_name.clone() };
+        let held = served.held(Some(&request.model_name), &caller.tenant, caller.timeout).await;
+        let app = match held {
+            Ok(app) => app,
+            Err(refusal) => {
+                yield ended(&caller, named, &refusal);
+                return;
+            }
+        };
+        caller.timeout = app.time_left;
         if let Ok(Some(pooled)) = app.fleet.pooled() {
             yield match pooled::answer(&app, &pooled, request, caller.asker()).await {
                 Ok(response) => Ok(in_stream(response, true)),

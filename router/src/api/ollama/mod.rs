@@ -6,9 +6,10 @@ mod embed;
 pub mod error;
 mod generate;
 mod input;
-mod lines;
+pub mod keep_alive;
+pub mod lines;
 mod messages;
-mod models;
+pub mod models;
 mod options;
 
 use axum::extract::Request;
@@ -24,7 +25,7 @@ use super::openapi::room::Room;
 use crate::request::tenant::Tenant;
 
 /// Version of Ollama's API implemented here. Clients compare it with the version that they require.
-const API_VERSION: &str = "0.9.0";
+pub const API_VERSION: &str = "0.9.0";
 
 static PART: Part = Part { name: "Ollama", about: "Ollama's API.", errors: "MessageError" };
 

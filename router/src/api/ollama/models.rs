@@ -12,6 +12,7 @@ use skein_text::strftime::strftime;
 use super::error::OllamaError;
 use crate::api::fields::object::Fields;
 use crate::app::App;
+use crate::repository::Entry;
 use crate::request::tenant::Tenant;
 
 /// Ollama's model names end in a tag; this one is the default.
@@ -19,7 +20,7 @@ const DEFAULT_TAG: &str = ":latest";
 /// Digits of a digest, which at Ollama is a SHA-256.
 const DIGEST_DIGITS: usize = 64;
 /// Stands for "never": a model is not unloaded for lack of requests.
-const NEVER: &str = "9999-12-31T23:59:59Z";
+pub const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// A model's name without the default tag.
 pub fn untagged(name: &str) -> &str {
@@ -52,18 +53,21 @@ fn listed(app: &App, tenant: &Tenant, complete: impl Fn(&mut Value)) -> Json<Val
     let digest = digest(app);
     let names = app.text.served_names.iter().filter(|name| tenant.may_use(name.as_ref()));
     let models = names.map(|name| {
-        let mut model = json!({
-            "name": **name, "model": **name, "size": facts.bytes, "digest": digest, "details": details(facts),
-        });
+        let mut model = listed_model(name, facts, &digest);
         complete(&mut model);
         model
     });
     Json(json!({"models": models.collect::<Vec<_>>()}))
 }
 
+/// One model of a list.
+pub fn listed_model(name: &str, facts: &Facts, digest: &str) -> Value {
+    json!({"name": name, "model": name, "size": facts.bytes, "digest": digest, "details": details(facts)})
+}
+
 /// The version's digits, followed by zeros, because clients show the first twelve; empty if no version is
 /// known.
-fn digest(app: &App) -> String {
+pub fn digest(app: &App) -> String {
     let version = app.fleet.version();
     if version.is_known() { format!("{:0<DIGEST_DIGITS$}", version.to_string()) } else { String::new() }
 }
@@ -80,17 +84,25 @@ pub async fn show(
 ) -> Result<Json<Value>, OllamaError> {
     let name = asked(&mut Fields::read_of_any_type(request, &app).await?);
     app.check_model(name.as_deref().map(untagged), &tenant)?;
-    let facts = &app.text.facts;
+    Ok(Json(shown(&app.text.facts, context_length(&app), &capabilities(&app))))
+}
+
+/// What is known of a model that need not be in memory.
+pub fn shown_of_text(text: &ModelText, entry: &Entry) -> Value {
+    shown(&entry.facts, Some(entry.max_model_len), &capable_of(text, entry.pooled))
+}
+
+fn shown(facts: &Facts, context_length: Option<u32>, capabilities: &[&str]) -> Value {
     // Clients look up the context length under the architecture's name.
     let architecture = if facts.family.is_empty() { "skein" } else { &facts.family };
     let info = json!({
         "general.architecture": architecture, "general.parameter_count": facts.parameters,
-        format!("{architecture}.context_length"): context_length(&app),
+        format!("{architecture}.context_length"): context_length,
     });
-    Ok(Json(json!({
+    json!({
         "modelfile": "", "parameters": "", "template": "", "details": details(facts),
-        "capabilities": capabilities(&app), "model_info": info,
-    })))
+        "capabilities": capabilities, "model_info": info,
+    })
 }
 
 /// Reads which model a body asks about. Ollama ignores what else it has.
@@ -101,8 +113,12 @@ pub fn asked(fields: &mut Fields) -> Option<String> {
 
 /// A model that pools gives vectors; Ollama has no word for one that scores.
 fn capabilities(app: &App) -> Vec<&'static str> {
-    match app.fleet.pooled().ok().flatten().map(|model| model.kind) {
-        None => generating_capabilities(&app.text),
+    capable_of(&app.text, app.fleet.pooled().ok().flatten().map(|model| model.kind))
+}
+
+fn capable_of(text: &ModelText, pooled: Option<PooledKind>) -> Vec<&'static str> {
+    match pooled {
+        None => generating_capabilities(text),
         Some(PooledKind::Embedding { .. }) => vec!["embedding"],
         Some(PooledKind::Scores(_)) => Vec::new(),
     }

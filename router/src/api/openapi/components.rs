@@ -20,10 +20,14 @@ const FILES: [&str; 10] = [
     include_str!("components/errors.json"),
 ];
 
+/// Those that only a server of several models has.
+const OF_SEVERAL: &str = include_str!("components/repository.json");
+
 /// All of them, by name.
 pub fn all(config: &RouterConfig) -> Map<String, Value> {
     let mut all = Map::new();
-    for file in FILES {
+    let of_several = config.is_one_of_several.then_some(OF_SEVERAL);
+    for file in FILES.into_iter().chain(of_several) {
         all.extend(serde_json::from_str::<Map<String, Value>>(file).unwrap_or_default());
     }
     let prompts = config.limits.prompts;
@@ -49,9 +53,13 @@ mod tests {
 
     #[test]
     fn the_files_are_whole_and_no_name_is_used_twice() {
-        let files = FILES.map(|file| serde_json::from_str::<Map<String, Value>>(file).expect("JSON"));
-        let all = all(&crate::testing::config());
-        assert_eq!(files.iter().map(Map::len).sum::<usize>(), all.len());
+        let read = |file| serde_json::from_str::<Map<String, Value>>(file).expect("JSON");
+        let (files, of_several) = (FILES.map(read), read(OF_SEVERAL));
+        let all = super::all(&crate::testing::config());
+        let count = files.iter().map(Map::len).sum::<usize>();
+        assert_eq!(count, all.len());
+        let config = RouterConfig { is_one_of_several: true, ..crate::testing::config() };
+        assert_eq!(count + of_several.len(), super::all(&config).len());
         assert_eq!(all["Prompt"]["anyOf"][1]["maxItems"], 128);
         assert_eq!(all["Function"]["properties"]["name"]["maxLength"], MAX_NAME_BYTES);
     }

@@ -35,6 +35,11 @@ pub fn document(operations: &[Operation], now: &Now<'_>) -> Value {
         let path = paths.entry(operation.path.clone()).or_insert_with(|| json!({}));
         path[operation.method] = described(operation, has_locks(now), &mut refusals);
     }
+    if config.is_one_of_several {
+        for name in &bodies {
+            require_model(schemas.entry(*name).or_insert_with(|| json!({})));
+        }
+    }
     share(&mut schemas, &bodies);
     let mut parts: Vec<Value> = Vec::new();
     for part in operations.iter().filter_map(|operation| operation.part) {
@@ -67,6 +72,17 @@ pub fn document(operations: &[Operation], now: &Now<'_>) -> Value {
         "paths": paths,
         "components": components,
     })
+}
+
+/// No model is the default of several.
+fn require_model(body: &mut Value) {
+    if body["properties"].get("model").is_none() {
+        return;
+    }
+    let given = body["required"].as_array().into_iter().flatten();
+    let mut required: Vec<Value> = given.filter(|name| *name != "model").cloned().collect();
+    required.push("model".into());
+    body["required"] = required.into();
 }
 
 /// Whether anything needs a key.

@@ -14,4 +14,4 @@ mod served;
 mod shared;
 mod words;
 
-pub use served::{room, serve};
+pub use served::{Describer, room, serve};

@@ -8,15 +8,15 @@ use crate::app::App;
 
 /// Routes, and what the document says of each.
 #[derive(Clone)]
-pub struct Room {
+pub struct Room<S = App> {
     part: &'static Part,
     /// The routes.
-    pub router: Router<App>,
+    pub router: Router<S>,
     /// Their operations.
     pub operations: Vec<Operation>,
 }
 
-impl Room {
+impl<S: Clone + Send + Sync + 'static> Room<S> {
     /// No routes of `part` yet.
     pub fn new(part: &'static Part) -> Self {
         Self { part, router: Router::new(), operations: Vec::new() }
@@ -26,7 +26,7 @@ impl Room {
     pub fn route(
         mut self,
         path: &'static str,
-        handlers: MethodRouter<App>,
+        handlers: MethodRouter<S>,
         operations: impl IntoIterator<Item = Operation>,
     ) -> Self {
         self.router = self.router.route(path, handlers);
@@ -39,7 +39,7 @@ impl Room {
     }
 
     /// Serves `path` as another path that is described.
-    pub fn same(mut self, path: &'static str, as_path: &str, handlers: MethodRouter<App>) -> Self {
+    pub fn same(mut self, path: &'static str, as_path: &str, handlers: MethodRouter<S>) -> Self {
         assert!(
             self.operations.iter().any(|operation| operation.path == as_path),
             "{as_path} is described before {path}"
@@ -62,7 +62,7 @@ impl Room {
     }
 
     /// Changes the routes, for example by a layer.
-    pub fn with(mut self, change: impl FnOnce(Router<App>) -> Router<App>) -> Self {
+    pub fn with(mut self, change: impl FnOnce(Router<S>) -> Router<S>) -> Self {
         self.router = change(self.router);
         self
     }

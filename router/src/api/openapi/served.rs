@@ -108,10 +108,20 @@ async fn answer(
     Extension(describer): Extension<Describer>,
     headers: HeaderMap,
 ) -> Result<Response, OpenAiError> {
-    let Written { tag, plain, gzip, .. } = describer.written(&app, &tenant).await?;
-    let vary = "accept-encoding, authorization, x-api-key";
-    let fixed = [(CONTENT_TYPE, JSON), (CACHE_CONTROL, "private, no-cache"), (VARY, vary)];
-    Ok((fixed, tagged::answer(&headers, tag, gzip, || Some(plain))).into_response())
+    Ok(describer.answer(&app, &tenant, &headers).await?)
+}
+
+impl Describer {
+    /// Answers with the document of `app` for `tenant`.
+    ///
+    /// # Errors
+    /// If too much text work is under way.
+    pub async fn answer(&self, app: &App, tenant: &Tenant, headers: &HeaderMap) -> Result<Response, Refusal> {
+        let Written { tag, plain, gzip, .. } = self.written(app, tenant).await?;
+        let vary = "accept-encoding, authorization, x-api-key";
+        let fixed = [(CONTENT_TYPE, JSON), (CACHE_CONTROL, "private, no-cache"), (VARY, vary)];
+        Ok((fixed, tagged::answer(headers, tag, gzip, || Some(plain))).into_response())
+    }
 }
 
 #[cfg(test)]

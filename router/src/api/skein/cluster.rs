@@ -19,30 +19,33 @@ use crate::api::http::keys::Admin;
 use crate::api::http::sse;
 use crate::api::openai::error::OpenAiError;
 use crate::app::App;
+use crate::config::RouterConfig;
 use crate::links::moves::{LatestMoves, Move};
 use crate::metrics::recent::Ended;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 
 /// Time between two snapshots of a stream.
-const INTERVAL: Duration = Duration::from_secs(1);
+pub const INTERVAL: Duration = Duration::from_secs(1);
 /// Most moves in a snapshot, the latest first.
-const SHOWN_MOVES: usize = 32;
+pub const SHOWN_MOVES: usize = 32;
 /// Most requests in a snapshot, the latest first.
-const SHOWN_REQUESTS: usize = 64;
+pub const SHOWN_REQUESTS: usize = 64;
 
 /// What a client may see.
 #[derive(Debug, Clone)]
-struct Viewer {
-    tenant: Tenant,
+pub struct Viewer {
+    /// Whose requests it sees.
+    pub tenant: Tenant,
     /// Sees all tenants, and may give orders.
-    is_admin: bool,
+    pub is_admin: bool,
 }
 
 impl Viewer {
-    fn of(extensions: &Extensions, app: &App) -> Self {
+    /// Who sent a request with these extensions to a server with these settings.
+    pub fn of(extensions: &Extensions, config: &RouterConfig) -> Self {
         let tenant = extensions.get::<Tenant>().cloned().unwrap_or_default();
-        Self { tenant, is_admin: app.config.has_operator() && Admin::require(extensions).is_ok() }
+        Self { tenant, is_admin: config.has_operator() && Admin::require(extensions).is_ok() }
     }
 
     fn sees(&self, tenant: &Tenant) -> bool {
@@ -52,12 +55,12 @@ impl Viewer {
 
 /// `GET /v1/cluster`.
 pub async fn now(State(app): State<App>, request: Request) -> Json<Value> {
-    Json(snapshot(&app, &Viewer::of(request.extensions(), &app)))
+    Json(snapshot(&app, &Viewer::of(request.extensions(), &app.config)))
 }
 
 /// `GET /v1/cluster/events`: an event `snapshot` now and each second, until the server shuts down.
 pub async fn events(State(app): State<App>, request: Request) -> Result<Response, OpenAiError> {
-    let viewer = Viewer::of(request.extensions(), &app);
+    let viewer = Viewer::of(request.extensions(), &app.config);
     let watcher = app.metrics.recent.watch(&viewer.tenant, viewer.is_admin);
     let watcher = watcher.map_err(|reason| Refusal::Overloaded { reason, retry_after: INTERVAL })?;
     let events = async_stream::stream! {
@@ -95,7 +98,7 @@ pub fn on(mut fields: Fields, app: &App) -> Result<bool, Refusal> {
 }
 
 /// What `viewer` may see of the cluster.
-fn snapshot(app: &App, viewer: &Viewer) -> Value {
+pub fn snapshot(app: &App, viewer: &Viewer) -> Value {
     let (sums, running) = (app.metrics.sums(), app.fleet.running());
     let LatestMoves { total, latest } = app.fleet.moves();
     let moves: Vec<&Move> =
@@ -223,6 +226,6 @@ fn version_text(version: Version) -> Option<String> {
 }
 
 /// Seconds with microseconds.
-fn seconds(time: Duration) -> f64 {
+pub fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e6
 }

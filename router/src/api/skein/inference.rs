@@ -16,21 +16,22 @@ use crate::api::grpc::status::status;
 use crate::app::{App, work_bytes};
 use crate::metrics::ParsedApi;
 use crate::refusal::Refusal;
+use crate::repository::served::{Held, Served};
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt};
 use crate::text::remainder::{Received, Remainder};
 use crate::text::text_stream::{TextDelta, TextStream};
 use crate::validate::{most_to_tokenize, token_id};
 
-/// skein.v1.Inference over an [`App`].
+/// skein.v1.Inference over one model or several.
 pub struct InferenceService {
-    app: App,
+    served: Served,
 }
 
 impl InferenceService {
-    /// Serves requests with `app`.
-    pub fn new(app: App) -> Self {
-        Self { app }
+    /// Serves requests with `served`.
+    pub fn new(served: Served) -> Self {
+        Self { served }
     }
 }
 
@@ -58,13 +59,8 @@ impl Inference for InferenceService {
         &self,
         request: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
-        let limits = self.app.fleet.model_limits().map_err(|refusal| status(&refusal))?;
-        let model = |(name, _): (Arc<str>, bool)| v1::Model {
-            id: name.to_string(),
-            max_model_len: limits.max_model_len,
-        };
-        let names = self.app.names(&tenant_of(&request));
-        Ok(Response::new(v1::ListModelsResponse { models: names.into_iter().map(model).collect() }))
+        let models = self.listed(&tenant_of(&request)).map_err(|refusal| status(&refusal))?;
+        Ok(Response::new(v1::ListModelsResponse { models }))
     }
 
     async fn tokenize(
@@ -86,7 +82,33 @@ impl Inference for InferenceService {
     }
 }
 
+/// The names of a model and of its adapters.
+fn names_of(app: &App, tenant: &Tenant) -> Result<Vec<v1::Model>, Refusal> {
+    let limits = app.fleet.model_limits()?;
+    let model =
+        |(name, _): (Arc<str>, bool)| v1::Model { id: name.to_string(), max_model_len: limits.max_model_len };
+    Ok(app.names(tenant).into_iter().map(model).collect())
+}
+
 impl InferenceService {
+    /// The models. The length of one that is not in memory is the planned one.
+    fn listed(&self, tenant: &Tenant) -> Result<Vec<v1::Model>, Refusal> {
+        match &self.served {
+            Served::One(app) => names_of(app, tenant),
+            Served::Several(models) => Ok(models.listed(|app, entry, _| {
+                let of_entry = || {
+                    let names = entry.names.iter().filter(|name| tenant.may_use(name.as_ref()));
+                    let model = |name: &Arc<str>| v1::Model {
+                        id: name.to_string(),
+                        max_model_len: entry.max_model_len,
+                    };
+                    names.map(model).collect()
+                };
+                app.and_then(|app| names_of(app, tenant).ok()).unwrap_or_else(of_entry)
+            })),
+        }
+    }
+
     async fn generated(
         &self,
         request: v1::GenerateRequest,
@@ -95,21 +117,24 @@ impl InferenceService {
     ) -> Result<Responses, Refusal> {
         let n = request.sampling.as_ref().and_then(|sampling| sampling.n).unwrap_or(1);
         // Clamped here; the validator refuses an n out of range.
-        let had = convert::received(&request, n.clamp(1, self.app.config.limits.n))?;
+        let had = convert::received(&request, n.clamp(1, self.served.config().limits.n))?;
         if had.iter().all(|had| had.finished) {
             return Ok(Box::pin(futures::stream::empty()));
         }
         let return_token_ids = request.return_token_ids;
         let resumed = !request.resume_from.is_empty();
-        let started = self.app.start(Draft { tenant, ..convert::draft(request, timeout)? }).await?;
+        let model = convert::given(request.model.clone());
+        let app = self.served.held(model.as_deref(), &tenant, timeout).await?;
+        let draft = Draft { tenant, ..convert::draft(request, app.time_left)? };
+        let started = app.start(draft).await?;
         let plan = started.split.as_ref();
         // Without known formats there is only text, which every response carries.
-        let counts = || self.app.metrics.parsed(ParsedApi::Other, true);
+        let counts = || app.metrics.parsed(ParsedApi::Other, true);
         let samples = started.request.n as usize;
         let split = plan.map(|plan| Choices::new(Some(plan), samples, true).counted(Some(plan), counts));
         let ids = CallIds::new(&started.request, plan);
         let id = started.request.id.to_string();
-        let shown = Shown { app: self.app.clone(), id, return_token_ids, split, ids };
+        let shown = Shown { app, id, return_token_ids, split, ids };
         Ok(Box::pin(responses(shown, started.stream, had, resumed)))
     }
 
@@ -118,22 +143,24 @@ impl InferenceService {
         request: v1::TokenizeRequest,
         tenant: &Tenant,
     ) -> Result<v1::TokenizeResponse, Refusal> {
-        self.app.check_model(convert::given(request.model).as_deref(), tenant)?;
-        let limits = self.app.fleet.model_limits()?;
+        let model = convert::given(request.model);
+        let app = self.served.held(model.as_deref(), tenant, None).await?;
+        app.check_model(model.as_deref(), tenant)?;
+        let limits = app.fleet.model_limits()?;
         let add_special_tokens = request.add_special_tokens.unwrap_or(true);
         let prompt = match request.input {
             None => return Err(Refusal::invalid("input", "input is required: text or chat.")),
             Some(v1::tokenize_request::Input::Text(text)) => Prompt::Text(text),
             Some(v1::tokenize_request::Input::Chat(chat)) => convert::chat(chat)?.0,
         };
-        let (bytes, text) = (work_bytes(&prompt), self.app.text.clone());
+        let (bytes, text) = (work_bytes(&prompt), app.text.clone());
         let most = most_to_tokenize(&limits);
         let work = move || match (&prompt, prompt.as_chat()) {
             (Prompt::Text(prompt), _) => Ok(text.encode_text(prompt, add_special_tokens, most)?),
             (_, Some(chat)) => Ok(text.encode_chat(&chat, most)?),
             _ => Err(Refusal::Internal),
         };
-        let token_ids = self.app.text_work(bytes, work).await?;
+        let token_ids = app.text_work(bytes, work).await?;
         Ok(v1::TokenizeResponse { token_ids, max_model_len: limits.max_model_len })
     }
 
@@ -142,8 +169,10 @@ impl InferenceService {
         request: v1::DetokenizeRequest,
         tenant: &Tenant,
     ) -> Result<v1::DetokenizeResponse, Refusal> {
-        self.app.check_model(convert::given(request.model).as_deref(), tenant)?;
-        let text = self.app.text.clone();
+        let model = convert::given(request.model);
+        let app = self.served.held(model.as_deref(), tenant, None).await?;
+        app.check_model(model.as_deref(), tenant)?;
+        let text = app.text.clone();
         let vocab_size = text.tokenizer.bytes().vocab_size();
         let tokens: Result<Vec<TokenId>, Refusal> = request
             .token_ids
@@ -152,14 +181,14 @@ impl InferenceService {
             .collect();
         let tokens = tokens?;
         let text =
-            self.app.text_work(tokens.len() * 4, move || Ok(text.tokenizer.decode(&tokens, false)?)).await?;
+            app.text_work(tokens.len() * 4, move || Ok(text.tokenizer.decode(&tokens, false)?)).await?;
         Ok(v1::DetokenizeResponse { text })
     }
 }
 
 /// What every response of a stream needs.
 struct Shown {
-    app: App,
+    app: Held,
     id: String,
     return_token_ids: bool,
     split: Option<Choices>,

@@ -3,17 +3,17 @@
 //! it has their form.
 
 mod adapters;
-mod cluster;
+pub mod cluster;
 pub mod convert;
 pub mod generate;
-mod health;
+pub mod health;
 pub mod inference;
 mod pauses;
 mod swaps;
 #[cfg(test)]
 pub mod tests;
 mod tokenize;
-mod welcome;
+pub mod welcome;
 
 use axum::middleware::map_request_with_state;
 use axum::routing::{get, post};

@@ -15,6 +15,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::app::App;
 use crate::refusal::Refusal;
+use crate::repository::served::Served;
 use crate::testing::{self, Say, Script, delta, finish};
 
 /// Serves `app` on a free port; ends when the sender is dropped or used.
@@ -314,7 +315,8 @@ async fn malformed_messages_are_the_clients_fault() {
             .body(axum::body::Body::from(body))
             .unwrap();
         let app = testing::app(Script::default());
-        let services = crate::api::grpc::guarded(&app).unwrap().merge(crate::api::grpc::open(&app));
+        let served = Served::One(app.clone());
+        let services = crate::api::grpc::guarded(&served).unwrap().merge(crate::api::grpc::open(&served));
         let response = tower::ServiceExt::oneshot(services, call).await.unwrap();
         let header = |name: &str| response.headers().get(name).map_or("", |value| value.to_str().unwrap());
         let (status, message) = (header("grpc-status"), header("grpc-message"));

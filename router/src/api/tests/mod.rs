@@ -44,11 +44,13 @@ use tower::ServiceExt;
 use super::direct::{self, Direct};
 use crate::app::App;
 use crate::refusal::Refusal;
+use crate::repository::served::Served;
 use crate::request::{Journey, TokenRequest};
 use crate::testing::{self, Say, Script, delta, finish};
 
 fn routes(app: App) -> Router {
-    super::router(app.clone(), super::grpc::guarded(&app).unwrap(), super::grpc::open(&app))
+    let served = Served::One(app.clone());
+    super::router(app, super::grpc::guarded(&served).unwrap(), super::grpc::open(&served))
 }
 
 struct Answer {

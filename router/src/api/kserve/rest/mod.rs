@@ -25,6 +25,7 @@ use http::header::ALLOW;
 use http::{HeaderValue, StatusCode};
 use serde_json::{Value, json};
 use skein_proto::inference::ModelInferRequest;
+use skein_proto::inference::repository_index_response::ModelIndex;
 
 use self::error::KserveError;
 use self::target::{Target, Verb};
@@ -82,7 +83,8 @@ pub fn unknown() -> Router {
     Router::new().route("/v2/", refuse.clone()).route("/v2/{*path}", refuse)
 }
 
-async fn server() -> Json<Value> {
+/// The server and its extensions.
+pub async fn server() -> Json<Value> {
     let server = super::server();
     Json(json!({"name": server.name, "version": server.version, "extensions": server.extensions}))
 }
@@ -109,18 +111,23 @@ async fn index(
         json => only_ready(Fields::parse(json)?),
     };
     let only_ready = body::read(request, &app, read).await?;
-    let model = |model: skein_proto::inference::repository_index_response::ModelIndex| {
+    Ok(Json(written_index(Service { app: &app, tenant }.index(only_ready))))
+}
+
+/// The list of models as JSON.
+pub fn written_index(models: Vec<ModelIndex>) -> Value {
+    let model = |model: ModelIndex| {
         let mut object = json!({"name": model.name, "version": model.version, "state": model.state});
         if !model.reason.is_empty() {
             object["reason"] = model.reason.into();
         }
         object
     };
-    Ok(Json(Service { app: &app, tenant }.index(only_ready).into_iter().map(model).collect()))
+    models.into_iter().map(model).collect()
 }
 
 /// Reads whether only models that are ready are asked for.
-fn only_ready(mut fields: Fields) -> Result<bool, Refusal> {
+pub fn only_ready(mut fields: Fields) -> Result<bool, Refusal> {
     let ready = fields.bool("ready");
     fields.finish(false)?;
     Ok(ready)

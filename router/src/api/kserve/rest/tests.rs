@@ -13,6 +13,7 @@ use crate::api::tests::compared::Asked;
 use crate::app::App;
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
+use crate::repository::served::Served;
 use crate::testing::{self, Say, Script, delta, finish};
 
 const INFER: &str = "/v2/models/test/infer";
@@ -43,7 +44,8 @@ impl Answer {
 
 async fn send(app: &App, request: Request<Body>) -> Answer {
     let (request, asked) = Asked::of(request).await;
-    let (guarded, open) = (api::grpc::guarded(app).unwrap(), api::grpc::open(app));
+    let served = Served::One(app.clone());
+    let (guarded, open) = (api::grpc::guarded(&served).unwrap(), api::grpc::open(&served));
     let response = api::router(app.clone(), guarded, open).oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
