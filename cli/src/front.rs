@@ -21,6 +21,7 @@ use skein_router::batch::jobs::{self, Store};
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::RouterConfig;
 use skein_router::links::transport::{Connector, Grpc, Transport};
+use skein_router::stored::StoredResponses;
 use skein_router::tenants::usage_log::UsageLog;
 use skein_text::TextError;
 use skein_text::files::TextFiles;
@@ -33,7 +34,7 @@ use tracing::{Instrument, info_span};
 use crate::exit::{ADDRESS, Failure, MODEL, USAGE};
 use crate::model::{self, ModelArgument};
 use crate::probe::{render_processes, try_text};
-use crate::settings::FrontSettings;
+use crate::settings::{FrontSettings, ResponseStore};
 
 /// The served model: its directory, and its names for clients.
 #[derive(Debug, Clone)]
@@ -147,6 +148,7 @@ pub fn router_config(
         model: served.model.clone(),
         served_model_names: served.names.clone(),
         usage_log: usage_log(&front)?,
+        responses: stored_responses(&front)?,
         ..front.router
     })
 }
@@ -161,6 +163,20 @@ pub fn usage_log(front: &FrontSettings) -> Result<Option<UsageLog>, Failure> {
         UsageLog::open(path).map_err(failed)
     };
     front.usage_log.as_deref().map(open).transpose()
+}
+
+/// Opens the stored responses, if there are to be any.
+///
+/// # Errors
+/// If they cannot be used.
+pub fn stored_responses(front: &FrontSettings) -> Result<Option<StoredResponses>, Failure> {
+    let FrontSettings { response_store, response_limits: limits, .. } = front;
+    let opened = match response_store {
+        ResponseStore::None => return Ok(None),
+        ResponseStore::Memory => StoredResponses::in_memory(*limits),
+        ResponseStore::Directory(path) => StoredResponses::open(path, *limits),
+    };
+    opened.map(Some).map_err(|error| Failure::new(USAGE, format!("--response-store: {error}")))
 }
 
 /// Starts the core of a router over the workers of `supervisor`, which replaces workers that the router gives
@@ -206,6 +222,7 @@ pub async fn start_with(
         app.store_batches(store.clone());
         tokio::spawn(jobs::work(app.clone(), store));
     }
+    tokio::spawn(skein_router::api::finish_responses(app.clone()));
     Ok((app, cluster))
 }
 

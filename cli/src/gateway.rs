@@ -13,7 +13,7 @@ use skein_router::links::transport::Grpc;
 use crate::certificates;
 use crate::exit::{Failure, USAGE};
 use crate::front::{self, Named};
-use crate::settings::{self, FrontSettings, Guards, OtlpSettings, table};
+use crate::settings::{self, FrontSettings, Guards, OtlpSettings, ResponseStore, table};
 
 /// Runs the gateway until shutdown.
 ///
@@ -23,7 +23,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::GATEWAY, matches)?;
     let otlp = OtlpSettings::read(&mut settings, "skein-gateway").options;
     let log = LogOptions { otlp, ..settings::log_options(&mut settings, "gateway", None) };
-    let front = FrontSettings::read(&mut settings);
+    let front = FrontSettings::read(&mut settings, ResponseStore::None);
     let routers = settings.list("routers", text);
     if routers.is_empty() {
         settings.problem(

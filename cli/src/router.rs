@@ -13,7 +13,7 @@ use crate::certificates;
 use crate::exit::{Failure, USAGE};
 use crate::front::{self, Named};
 use crate::membership;
-use crate::settings::{self, DiscoverySettings, FrontSettings, OtlpSettings, table};
+use crate::settings::{self, DiscoverySettings, FrontSettings, OtlpSettings, ResponseStore, table};
 use crate::upstream;
 
 /// Runs the router until shutdown.
@@ -24,7 +24,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::ROUTER, matches)?;
     let otlp = OtlpSettings::read(&mut settings, "skein-router").options;
     let log = LogOptions { otlp, ..settings::log_options(&mut settings, "router", None) };
-    let mut front = FrontSettings::read(&mut settings);
+    let mut front = FrontSettings::read(&mut settings, ResponseStore::None);
     front.router.endpoint_port = settings.value("endpoint-port", count(1..=65_535)).map(|port| port as u16);
     front.router.follow_picks = settings.switch("follow-picks");
     if let Some(config) = upstream::read(&mut settings, &front) {

@@ -7,7 +7,7 @@ use skein_tls::Certificate;
 use crate::front::Named;
 use crate::local_workers::worker_count;
 use crate::models::limits::Limits;
-use crate::settings::{self, EngineSettings, FrontSettings, OtlpSettings};
+use crate::settings::{self, EngineSettings, FrontSettings, OtlpSettings, ResponseStore};
 
 /// Settings of `skein serve`. `skein config show` reads the same ones, and so finds the same problems.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl ServeSettings {
 }
 
 fn front_settings(settings: &mut Settings) -> FrontSettings {
-    let mut front = FrontSettings::read(settings);
+    let mut front = FrontSettings::read(settings, ResponseStore::Memory);
     front.router.runtime_swaps = settings.switch("allow-runtime-model-updating");
     front
 }

@@ -156,6 +156,11 @@ impl App {
         Ok(picked)
     }
 
+    /// Validates `draft` and tokenises it, without starting it.
+    pub async fn check(&self, draft: Draft) -> Result<(), Refusal> {
+        self.prepared(draft).await.map(drop)
+    }
+
     fn prepared(
         &self,
         draft: Draft,

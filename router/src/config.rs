@@ -9,6 +9,7 @@ use skein_node::supervisor::Secret;
 use skein_text::sources::TextSources;
 use skein_tls::PortTls;
 
+use crate::stored::StoredResponses;
 use crate::tenants::KeysFile;
 use crate::tenants::usage_log::UsageLog;
 
@@ -60,6 +61,8 @@ pub struct RouterConfig {
     pub batch_dir: Option<PathBuf>,
     /// Bounds on that directory.
     pub batch_limits: BatchLimits,
+    /// Answers of the Responses API that clients come back to; `None` = none are stored.
+    pub responses: Option<StoredResponses>,
     /// Port of the endpoints that this process returns to Envoy as an endpoint picker; `None` = it is not
     /// one.
     pub endpoint_port: Option<u16>,
@@ -126,6 +129,7 @@ impl RouterConfig {
             is_one_of_several: false,
             batch_dir: None,
             batch_limits: BatchLimits::default(),
+            responses: None,
             endpoint_port: None,
             follow_picks: false,
             policy: Policy::default(),

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use serde_json::Value;
@@ -13,6 +14,7 @@ use crate::app::App;
 use crate::batch::jobs::Store;
 use crate::config::RouterConfig;
 use crate::repository::served::Served;
+use crate::stored::{StoreLimits, StoredResponses};
 use crate::testing::{self, Script};
 
 /// With tools, calls, results and reasoning.
@@ -31,7 +33,10 @@ pub fn routes(batches: &Path) -> Router {
     let named = Formats::default().with(Some("hermes"), Some("qwen3"));
     text.set_formats(named.expect("parsers that the tables have"));
     let script = Script { every_sample: Some(ANSWER.to_owned()), ..Script::default() };
-    let config = RouterConfig { endpoint_port: Some(9000), ..testing::config() };
+    let responses =
+        StoredResponses::in_memory(StoreLimits { bytes: 16 << 20, kept_for: Duration::from_secs(60) });
+    let responses = Some(responses.expect("memory"));
+    let config = RouterConfig { endpoint_port: Some(9000), responses, ..testing::config() };
     let store = Store::open(batches, config.batch_limits).expect("an empty directory");
     let mut app = App::new(Arc::new(text), Arc::new(script), config);
     app.store_batches(Arc::new(store));

@@ -5,9 +5,9 @@
 //! `text` streams tokens back as text. `admission` bounds what runs at once, the crate `skein_choice` chooses
 //! among the workers, purely; `links` connect to them. `dispatch` opens a stream on one of them and resumes
 //! it on another if that worker is lost; `cluster` ties these together behind the traits of `generator`.
-//! `batch` runs files of requests. `tenants` holds the keys of a file and what each may do. `metrics` counts
-//! and times requests. This crate does not use the worker's code, nor does it know the crate `skein_front`,
-//! which borrows what all HTTP shares.
+//! `batch` runs files of requests, `stored` keeps answers that clients come back to. `tenants` holds the keys
+//! of a file and what each may do. `metrics` counts and times requests. This crate does not use the worker's
+//! code, nor does it know the crate `skein_front`, which borrows what all HTTP shares.
 
 pub mod admission;
 pub mod api;
@@ -39,6 +39,7 @@ mod request_lines;
 pub mod serve;
 pub mod shard;
 pub mod shards;
+pub mod stored;
 pub mod swap;
 pub mod tenants;
 #[cfg(any(test, feature = "fuzzing"))]

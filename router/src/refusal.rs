@@ -67,6 +67,9 @@ pub enum Refusal {
     /// The path does not exist.
     #[error("{0}")]
     NotFound(String),
+    /// A response that a request continues is not stored.
+    #[error("{0}")]
+    NoPreviousResponse(String),
     /// The path exists, but not with this method.
     #[error("{0}")]
     MethodNotAllowed(String),
@@ -172,9 +175,9 @@ pub enum Refusal {
         /// The last fault, for the log only: a worker's error text is not for clients.
         reason: String,
     },
-    /// There is no room for a file or a batch.
+    /// There is no room for a file, a batch or a response.
     #[error(
-        "The server has no room for more files and batches; delete files that are no longer needed, or retry later."
+        "The server has no room to store more; delete files or responses that are no longer needed, or retry later."
     )]
     NoRoom,
     /// A broken invariant of ours.
@@ -245,6 +248,9 @@ impl Refusal {
             }
             Self::ModelNotFound { .. } => shape(404, "invalid_request_error", Some("model_not_found")),
             Self::NotFound(_) => shape(404, "invalid_request_error", Some("not_found")),
+            Self::NoPreviousResponse(_) => {
+                shape(400, "invalid_request_error", Some("previous_response_not_found"))
+            }
             Self::MethodNotAllowed(_) => shape(405, "invalid_request_error", Some("method_not_allowed")),
             Self::UnsupportedMediaType(_) | Self::CompressedBody(_) => {
                 shape(415, "invalid_request_error", Some("unsupported_media_type"))
@@ -282,6 +288,7 @@ impl Refusal {
             }
             Self::OutputLength { field, .. } => Some(field),
             Self::ModelNotFound { .. } => Some("model"),
+            Self::NoPreviousResponse(_) => Some("previous_response_id"),
             _ => None,
         }
     }
@@ -308,7 +315,9 @@ impl Refusal {
             | Self::UnsupportedMediaType(_)
             | Self::CompressedBody(_)
             | Self::TooLarge { .. } => tonic::Code::InvalidArgument,
-            Self::ModelNotFound { .. } | Self::NotFound(_) => tonic::Code::NotFound,
+            Self::ModelNotFound { .. } | Self::NotFound(_) | Self::NoPreviousResponse(_) => {
+                tonic::Code::NotFound
+            }
             Self::MethodNotAllowed(_) => tonic::Code::Unimplemented,
             Self::MissingKey | Self::Unauthorized | Self::KeyExpired => tonic::Code::Unauthenticated,
             Self::Forbidden(_) => tonic::Code::PermissionDenied,

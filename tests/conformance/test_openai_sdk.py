@@ -4,6 +4,7 @@ import concurrent.futures
 import http.client
 import math
 import pathlib
+import time
 
 import openai
 import pytest
@@ -90,6 +91,53 @@ def test_logprobs_of_responses(client):
     assert events[-1].response.output[0].content[0].logprobs == part.logprobs
     unasked = client.responses.create(model=MODEL, input="Hello", max_output_tokens=5)
     assert not unasked.output[0].content[0].logprobs
+
+
+def test_a_response_continues_another(client):
+    first = client.responses.create(model=MODEL, input="def add(a, b):", max_output_tokens=6, temperature=0)
+    assert first.store and first.previous_response_id is None
+    assert client.responses.retrieve(first.id) == first
+    asked = dict(model=MODEL, max_output_tokens=6, temperature=0)
+    second = client.responses.create(input="And now?", previous_response_id=first.id, **asked)
+    history = [{"role": "user", "content": "def add(a, b):"}, *first.output, {"role": "user", "content": "And now?"}]
+    whole = client.responses.create(input=history, store=False, **asked)
+    assert (second.output_text, second.usage.input_tokens) == (whole.output_text, whole.usage.input_tokens)
+    assert not whole.store
+    with client.responses.stream(input="And now?", previous_response_id=first.id, **asked) as stream:
+        streamed = stream.get_final_response()
+    assert streamed.output_text == second.output_text and streamed.previous_response_id == first.id
+    listed = list(client.responses.input_items.list(second.id, order="asc", limit=1))
+    assert [item.type for item in listed] == ["message"] * 3
+    assert [item.content[0].text for item in listed] == ["def add(a, b):", first.output_text, "And now?"]
+    refers = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "And now?"}]
+    assert client.responses.create(input=refers, **asked).usage.input_tokens < second.usage.input_tokens
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(input="More", previous_response_id=first.id, **asked)
+    assert refused.value.code == "previous_response_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(whole.id)
+
+
+def test_a_response_is_made_in_the_background(client):
+    asked = dict(model=MODEL, input="def add(a, b):", max_output_tokens=40, temperature=0)
+    response = client.responses.create(background=True, **asked)
+    assert response.status == "queued" and response.background
+    end = time.monotonic() + 60
+    while response.status in ("queued", "in_progress"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+        response = client.responses.retrieve(response.id)
+    assert response.output_text == client.responses.create(**asked).output_text
+    assert client.responses.cancel(response.id) == response, "it has ended"
+    long = client.responses.create(model=MODEL, input="x", max_output_tokens=400, background=True, extra_body={"ignore_eos": True})
+    ended = client.responses.cancel(long.id)
+    # It may have ended before it was cancelled.
+    assert ended.status in ("cancelled", "completed", "incomplete") and client.responses.retrieve(long.id) == ended
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(background=True, store=False, **asked)
 
 
 def test_a_refusal_in_the_history_is_read(client):

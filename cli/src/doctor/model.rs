@@ -18,7 +18,7 @@ use crate::local_workers::{default_workers, visible_gpus};
 use crate::model::{self, ModelArgument};
 use crate::probe::render_processes;
 use crate::serve_settings::ServeSettings;
-use crate::settings::FrontSettings;
+use crate::settings::{FrontSettings, ResponseStore};
 use crate::worker;
 
 /// Checks the model of `settings`.
@@ -172,8 +172,8 @@ fn not_loadable(report: &mut Report, model: &Path, failure: &Failure) {
 
 /// Tokenizer and chat template, as the router loads them, and a first chat.
 async fn text(report: &mut Report, settings: ServeSettings, served: &Served) {
-    // The log of usage would be made here.
-    let front = FrontSettings { usage_log: None, ..settings.front };
+    // The log of usage and the store of responses would be made here.
+    let front = FrontSettings { usage_log: None, response_store: ResponseStore::None, ..settings.front };
     let config = match front::router_config(front, served, ([127, 0, 0, 1], 0).into()) {
         Ok(config) => config,
         Err(failure) => return report.fail("settings", failure.message, "correct the flag that it names"),

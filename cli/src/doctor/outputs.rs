@@ -2,15 +2,16 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use skein_router::batch::jobs::Store;
+use skein_router::stored::lock_file;
 
 use super::file_lock::{Locked, locked};
 use super::report::Report;
-use crate::settings::FrontSettings;
+use crate::settings::{FrontSettings, ResponseStore};
 
-/// Checks the usage log and the directory of batches, if they are set.
+/// Checks the usage log and the directories of batches and responses, if they are set.
 pub fn check(report: &mut Report, front: &FrontSettings) {
     if let Some(path) = &front.usage_log {
         match may_append(path) {
@@ -23,30 +24,48 @@ pub fn check(report: &mut Report, front: &FrontSettings) {
         }
     }
     if let Some(path) = &front.router.batch_dir {
-        let another = "give each router a --batch-dir of its own, or end the other process";
-        match locked(&Store::lock_file(path)) {
-            Locked::No => {}
-            Locked::By(owner) if owner.is_skein() => {
-                let found = format!("a Skein already uses {}: {owner}", path.display());
-                return report.warn("batch directory", found, another);
-            }
-            Locked::By(owner) => {
-                let found = format!("{} is in use by {owner}", path.display());
-                return report.fail("batch directory", found, another);
-            }
-            Locked::BySomebody => {
-                let found = format!("{} is in use by a process that this one cannot see", path.display());
-                return report.fail("batch directory", found, another);
-            }
+        let parts = [path.clone(), path.join("files"), path.join("work")];
+        check_directory(report, "batch directory", "--batch-dir", (path, &Store::lock_file(path)), &parts);
+    }
+    if let ResponseStore::Directory(path) = &front.response_store {
+        let of = (path.as_path(), lock_file(path));
+        check_directory(report, "stored responses", "--response-store", (of.0, &of.1), &[path.clone()]);
+    }
+}
+
+/// Checks a directory of `flag` that one process may use, which locks a file there, and makes `parts`.
+fn check_directory(
+    report: &mut Report,
+    what: &'static str,
+    flag: &str,
+    (path, lock): (&Path, &Path),
+    parts: &[PathBuf],
+) {
+    let another = format!("give each router a {flag} of its own, or end the other process");
+    match locked(lock) {
+        Locked::No => {}
+        Locked::By(owner) if owner.is_skein() => {
+            let found = format!("a Skein already uses {}: {owner}", path.display());
+            return report.warn(what, found, another);
         }
-        match may_make(path).and_then(|()| ["files", "work"].iter().try_for_each(|part| may_make(&path.join(part)))) {
-            Ok(()) => report.ok("batch directory", path.display().to_string()),
-            Err(error) => report.fail(
-                "batch directory",
-                format!("{} cannot be used: {error}", path.display()),
-                "--batch-dir names a directory, which is made if need be; this user must be allowed to write there",
+        Locked::By(owner) => {
+            let found = format!("{} is in use by {owner}", path.display());
+            return report.fail(what, found, another);
+        }
+        Locked::BySomebody => {
+            let found = format!("{} is in use by a process that this one cannot see", path.display());
+            return report.fail(what, found, another);
+        }
+    }
+    match parts.iter().try_for_each(|part| may_make(part)) {
+        Ok(()) => report.ok(what, path.display().to_string()),
+        Err(error) => report.fail(
+            what,
+            format!("{} cannot be used: {error}", path.display()),
+            format!(
+                "{flag} names a directory, which is made if need be; this user must be allowed to write there"
             ),
-        }
+        ),
     }
 }
 

@@ -82,7 +82,12 @@ async fn serve(
     front::warn_if_exposed(&settings);
     certificates::follow_with_hangups(&settings.guards, &shutdown)?;
     let scheme = settings.scheme();
-    let config = RouterConfig { listen, usage_log: front::usage_log(&settings)?, ..settings.router };
+    let config = RouterConfig {
+        listen,
+        usage_log: front::usage_log(&settings)?,
+        responses: front::stored_responses(&settings)?,
+        ..settings.router
+    };
     let (mut entries, mut starts) = (Vec::new(), Vec::new());
     for planned in all {
         let Planned { served, engine, text, workers, keep_alive, pinned, bytes, plan, slug } = planned;

@@ -11,6 +11,7 @@ const COMMON: &[&str] = &[
     "port",
     "api-key",
     "batch-dir",
+    "response-store",
     "workers",
     "worker-urls",
     "routers",

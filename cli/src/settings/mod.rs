@@ -17,6 +17,7 @@ mod precision;
 #[cfg(feature = "worker")]
 mod ranks;
 mod read;
+mod response_store;
 pub mod table;
 mod text_sources;
 
@@ -39,6 +40,7 @@ pub use otlp::{FLUSH_TRACES, OtlpSettings};
 #[cfg(feature = "worker")]
 pub use ranks::ranks_here;
 pub use read::{FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};
+pub use response_store::ResponseStore;
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, RUN_BATCH, SERVE, WORKER};
 pub use text_sources::text_sources;
 
@@ -242,7 +244,7 @@ mod tests {
             assert_eq!(names.len(), all, "a flag of {name} is defined twice");
             let mut settings = load(which, &parse(which, &[])).expect("nothing to read");
             if which & (SERVE | ROUTER | GATEWAY) != 0 {
-                FrontSettings::read(&mut settings);
+                FrontSettings::read(&mut settings, ResponseStore::None);
             }
             if which & (SERVE | WORKER) != 0 {
                 EngineSettings::read(&mut settings);
@@ -265,13 +267,13 @@ mod tests {
         for given in ["https://a.example,http://b:3000", r#"["https://a.example", "http://b:3000"]"#] {
             let mut settings =
                 load(SERVE, &parse(SERVE, &["--allowed-origins", given])).expect("nothing to read");
-            let front = FrontSettings::read(&mut settings);
+            let front = FrontSettings::read(&mut settings, ResponseStore::None);
             assert_eq!(front.router.allowed_origins, ["https://a.example", "http://b:3000"]);
         }
         for given in ["a.example", "https://a/b", "https://*.example", ""] {
             let mut settings =
                 load(SERVE, &parse(SERVE, &["--allowed-origins", given])).expect("nothing to read");
-            FrontSettings::read(&mut settings);
+            FrontSettings::read(&mut settings, ResponseStore::None);
             assert!(check(&settings).is_err(), "{given}");
         }
         let matches = parse(ROUTER, &["--workers", "a:1,b:2"]);

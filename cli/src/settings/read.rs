@@ -12,11 +12,13 @@ use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::batch::jobs::MAX_RECORDS;
 use skein_router::config::{AdmissionConfig, BatchLimits, RecoveryConfig, RequestLimits, RouterConfig};
 use skein_router::shards;
+use skein_router::stored::StoreLimits;
 use skein_router::tenants::KeysFile;
 use skein_text::sources::TextSources;
 
 use super::guards::Guards;
 use super::metrics_port;
+use super::response_store::ResponseStore;
 use super::text_sources::{root_path, text_sources};
 
 /// Upper bound for all durations.
@@ -38,13 +40,18 @@ pub struct FrontSettings {
     pub guards: Guards,
     /// File for the usage of requests, which is opened last.
     pub usage_log: Option<PathBuf>,
+    /// Where responses are stored, which is opened last, too.
+    pub response_store: ResponseStore,
+    /// Bounds on them.
+    pub response_limits: StoreLimits,
     /// The rest. Address, model and served names are filled in later.
     pub router: RouterConfig,
 }
 
 impl FrontSettings {
-    /// Reads the settings; problems are recorded in `settings`.
-    pub fn read(settings: &mut Settings) -> Self {
+    /// Reads the settings; problems are recorded in `settings`. Unless the operator says otherwise, responses
+    /// are stored in `responses`.
+    pub fn read(settings: &mut Settings, responses: ResponseStore) -> Self {
         let defaults = RouterConfig::new("", Vec::<String>::new());
         let host = settings.value("host", text).unwrap_or_default();
         let port = settings.value("port", port).unwrap_or(0);
@@ -60,6 +67,7 @@ impl FrontSettings {
                 .ok()
         });
         let usage_log = settings.value("usage-log", text).map(PathBuf::from);
+        let (response_store, response_limits) = ResponseStore::read(settings, responses);
         let admission = AdmissionConfig {
             max_num_queued_reqs: small(settings, "max-num-queued-reqs", 1, 1_000_000)
                 .unwrap_or(defaults.admission.max_num_queued_reqs),
@@ -106,7 +114,7 @@ impl FrontSettings {
             recovery: recovery(settings),
             ..defaults
         };
-        let front = Self { host, port, guards, usage_log, router };
+        let front = Self { host, port, guards, usage_log, response_store, response_limits, router };
         front.check_exposure(settings);
         front
     }

@@ -14,6 +14,7 @@ mod moves;
 mod nodes;
 mod rank_adapters;
 mod replaced;
+mod responses;
 mod serving;
 mod swap;
 mod tools;

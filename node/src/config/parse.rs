@@ -62,7 +62,8 @@ pub fn bytes(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String>
     }
 }
 
-/// Parses a duration with its unit, in `range`: `40us`, `500ms`, `120s`, `5m`, `1h`. Zero needs no unit.
+/// Parses a duration with its unit, in `range`: `40us`, `500ms`, `120s`, `5m`, `1h`, `30d`. Zero needs no
+/// unit.
 pub fn duration(range: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Duration, String> {
     move |given| {
         let given = &text(given)?;
@@ -74,6 +75,7 @@ pub fn duration(range: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Dura
             "s" => 1_000_000,
             "m" | "min" => 60_000_000,
             "h" => 3_600_000_000,
+            "d" => 86_400_000_000,
             "" if number == "0" => 1,
             "" => return Err(format!("`{given}` has no unit; did you mean {given}s or {given}ms?")),
             _ => return Err(format!("`{given}` is not a duration; write it like 500ms, 120s or 5m")),
@@ -134,12 +136,14 @@ fn refuse_negative(given: &str, number: &str) -> Result<(), String> {
     if digits { Err(format!("`{given}` must not be negative")) } else { Ok(()) }
 }
 
-/// Formats a duration for a message: in whole hours or minutes if exact, otherwise like `Duration`.
+/// Formats a duration for a message: in whole days, hours or minutes if exact, otherwise like `Duration`.
 fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     let whole = |unit: u64| time.subsec_nanos() == 0 && seconds >= unit && seconds.is_multiple_of(unit);
     if time.is_zero() {
         "0s".to_owned()
+    } else if whole(86_400) && seconds > 86_400 {
+        format!("{}d", seconds / 86_400)
     } else if whole(3600) {
         format!("{}h", seconds / 3600)
     } else if whole(60) {

@@ -83,7 +83,7 @@ fn operations<'a>(rooms: impl Iterator<Item = &'a Room>) -> Vec<Operation> {
 /// The rooms that need a key, each with its form of refusals.
 fn rooms(app: &App) -> [(Room, Refuse); 7] {
     [
-        (openai::routes(), OpenAiError::refuse),
+        (openai::routes(&app.config), OpenAiError::refuse),
         (scores::routes(), OpenAiError::refuse),
         (models::routes(), models::refuse),
         (anthropic::routes(), AnthropicError::refuse),
@@ -136,6 +136,11 @@ pub fn completions_for(app: App, tenant: Tenant) -> Router {
         .with_state(app)
         .layer(Extension(tenant))
         .layer(from_fn(request_id::layer))
+}
+
+/// Makes the responses in the background that were owed when the process before this one ended.
+pub async fn finish_responses(app: App) {
+    openai::responses::background::resume(app).await;
 }
 
 /// Serves `all` at `/` and below `root_path`, because a proxy may pass its own path on.

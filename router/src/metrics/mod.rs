@@ -9,6 +9,7 @@ mod outcome;
 mod parser;
 pub mod recent;
 mod span;
+mod stored;
 mod tenants;
 mod workers;
 
@@ -32,6 +33,7 @@ use crate::links::picks::Picked;
 use crate::refusal::Refusal;
 use kept_text::KeptText;
 use recent::Recent;
+use stored::StoredMetrics;
 use workers::WorkerGauges;
 
 /// The metrics of one router or gateway.
@@ -65,6 +67,8 @@ pub struct Metrics {
     pub recent: Recent,
     /// If there is a keys file or a usage log.
     tenants: Option<TenantMetrics>,
+    /// If responses are stored, unless other models share them.
+    stored: Option<StoredMetrics>,
 }
 
 /// Counts since the start.
@@ -272,6 +276,8 @@ impl Metrics {
         let mut metrics = Self::with(model_name, !config.is_one_of_several);
         metrics.tenants =
             TenantMetrics::new(&metrics.registry, config.keys_file.clone(), config.usage_log.clone());
+        let stored = config.responses.clone().filter(|_| !config.is_one_of_several);
+        metrics.stored = stored.map(|stored| StoredMetrics::new(&metrics.registry, stored));
         metrics
     }
 
@@ -356,6 +362,7 @@ impl Metrics {
             gen_ai: GenAi::new(model_name),
             recent: Recent::default(),
             tenants: None,
+            stored: None,
             registry: r,
         };
         // A counter that exists from the start shows its first increase.
@@ -428,6 +435,7 @@ impl Metrics {
             counter.inc_by(total.saturating_sub(counter.get()));
         }
         self.tenants.iter().for_each(TenantMetrics::update);
+        self.stored.iter().for_each(StoredMetrics::update);
         self.workers.set(&fleet.workers(), fleet.version(), || self.registry.gather())
     }
 }

@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use skein_node::metrics::{Histogram, IntCounterVec, IntGauge, MetricFamily, Registry, buckets};
 
+use super::stored::StoredMetrics;
+use crate::stored::StoredResponses;
+
 /// How a load ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadOutcome {
@@ -34,11 +37,17 @@ pub struct ModelsMetrics {
     load_seconds: Histogram,
     memory: IntGauge,
     answers: IntCounterVec,
+    stored: Option<StoredMetrics>,
 }
 
 impl ModelsMetrics {
-    /// All of them zero, of models with these names and at most `budget` bytes in memory.
-    pub fn new(names: impl IntoIterator<Item = Arc<str>>, budget: u64) -> Self {
+    /// All of them zero, of models with these names and at most `budget` bytes in memory, which store their
+    /// responses in `stored`.
+    pub fn new(
+        names: impl IntoIterator<Item = Arc<str>>,
+        budget: u64,
+        stored: Option<StoredResponses>,
+    ) -> Self {
         let r = Registry::new(&[]);
         r.process();
         r.traces();
@@ -70,6 +79,7 @@ impl ModelsMetrics {
                 "HTTP answers by route, method and class of status; streams count when they begin.",
                 &["handler", "method", "status"],
             ),
+            stored: stored.map(|stored| StoredMetrics::new(&r, stored)),
             names,
             registry: r,
         }
@@ -96,6 +106,7 @@ impl ModelsMetrics {
 
     /// All of them as of now.
     pub fn gather(&self) -> Vec<MetricFamily> {
+        self.stored.iter().for_each(StoredMetrics::update);
         self.registry.gather()
     }
 }

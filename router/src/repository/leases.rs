@@ -164,7 +164,7 @@ impl Repository {
         }
         let residency = Residency::new(budget, entries.iter().map(|entry| (entry.bytes, entry.keep_alive)));
         let slots = entries.iter().map(|_| Slot::default()).collect();
-        let metrics = ModelsMetrics::new(entries.iter().map(Entry::name), budget);
+        let metrics = ModelsMetrics::new(entries.iter().map(Entry::name), budget, config.responses.clone());
         let shared = Shared {
             entries,
             by_name,

@@ -1,7 +1,7 @@
 //! Keys of a file, and what each may do: its tenant, models, priority and limits. `file` reads the text,
 //! `keys_file` keeps the entries that count now and reads the file again when it changes. `bucket` and
-//! `meter` are pure; `charge` is what one request takes from the limits of its key and of its tenant.
-//! `usage_log` writes a line for each request.
+//! `meter` are pure; `owners` names tenants in directories; `charge` is what one request takes from the
+//! limits of its key and of its tenant. `usage_log` writes a line for each request.
 
 mod bucket;
 mod charge;
@@ -11,7 +11,9 @@ mod file;
 mod key;
 mod keys_file;
 mod meter;
+pub(crate) mod owners;
 mod secret;
+pub(crate) mod tenant_of;
 pub mod usage_log;
 
 pub use charge::Charge;

@@ -125,6 +125,17 @@ impl Fields {
         others
     }
 
+    /// Whether a field is present and true.
+    pub fn is_true(&self, name: &str) -> bool {
+        self.index(name).is_some_and(|index| self.untaken[index] == Field::Other(true.into()))
+    }
+
+    /// The fields not yet taken, as a JSON object.
+    pub fn to_json(&self) -> String {
+        let member = |(name, field): (&CompactString, &Field)| (name.to_string(), field.clone().into_value());
+        Value::Object(self.untaken.iter().map(member).collect()).to_string()
+    }
+
     /// Whether all fields have been taken.
     pub fn is_empty(&self) -> bool {
         self.untaken.is_empty()

@@ -8,17 +8,17 @@ pub mod error;
 pub(crate) mod files;
 pub(crate) mod models;
 mod page;
+mod part;
 pub(crate) mod responses;
 
 use axum::routing::{get, post};
 use http::HeaderMap;
 
-use super::openapi::operation::{self as describe, EVENTS, GENERATION, Part, REFUSALS, UNRESUMED};
+use self::part::PART;
+use super::openapi::operation::{self as describe, EVENTS, GENERATION, REFUSALS, UNRESUMED};
 use super::openapi::room::Room;
 use crate::api::fields::pooled;
-
-static PART: Part =
-    Part { name: "OpenAI", about: "OpenAI's API, with vLLM's fields.", errors: "OpenAiError" };
+use crate::config::RouterConfig;
 
 /// Refusals of files and batches.
 const OF_FILES: [u16; 3] = [400, 404, 500];
@@ -26,12 +26,12 @@ const OF_FILES: [u16; 3] = [400, 404, 500];
 const OF_STORING: [u16; 6] = [400, 404, 413, 415, 500, 507];
 
 /// All routes of the API.
-pub fn routes() -> Room {
+pub fn routes(config: &RouterConfig) -> Room {
     generation()
         .route(
             "/v1/responses",
             post(responses::create),
-            [describe::post("createResponse", "An answer in OpenAI's newer form; nothing is stored.")
+            [describe::post("createResponse", "An answer in OpenAI's newer form.")
                 .with(&UNRESUMED)
                 .reads("ResponseRequest", |fields, app| {
                     drop(responses::drafts(fields, &HeaderMap::new(), "", app));
@@ -39,10 +39,17 @@ pub fn routes() -> Room {
                 .like(r#"{"input": "Say hello.", "max_output_tokens": 32}"#)
                 .gives("Response")
                 .streams(EVENTS, "ResponsesEvent")
-                .refuses(&REFUSALS)],
+                .refuses(&REFUSALS)
+                .refuses(&[507])],
         )
+        .merge(stored(config))
         .merge(files())
         .merge(jobs())
+}
+
+/// Routes of stored responses, which concern no model.
+pub fn stored<S: Clone + Send + Sync + 'static>(config: &RouterConfig) -> Room<S> {
+    responses::kept::routes(config.responses.clone())
 }
 
 fn files() -> Room {

@@ -229,7 +229,7 @@ fn meaning(status: u16) -> &'static str {
         500 => "A fault of the server.",
         503 => "No worker is ready, or the server is shutting down.",
         504 => "The deadline passed.",
-        507 => "There is no room for more files and batches.",
+        507 => "There is no room to store more.",
         _ => "See the manual.",
     }
 }

@@ -136,7 +136,12 @@ const WORDS: &[(&str, &str)] = &[
     ("abort_all_requests", "Accepted without effect."),
     ("flush_cache", "Accepted without effect."),
     ("is_async", "Accepted without effect."),
-    ("background", "Must be false: no answer is stored."),
+    ("background", "Whether the client comes back for the response, which is made meanwhile."),
+    (
+        "previous_response_id",
+        "Id of the stored response that this one continues; `input` has only what is new.",
+    ),
+    ("ResponseRequest.store", "Whether the response is stored, if the server stores any; default: true."),
     ("stop", "Texts that end the answer."),
     ("stop_sequences", "Texts that end the answer."),
     ("stop_token_ids", "Tokens that end the answer."),

@@ -27,6 +27,7 @@ use super::kserve::rest as kserve;
 use super::kserve::rest::error::KserveError;
 use super::ollama;
 use super::ollama::error::OllamaError;
+use super::openai;
 use super::openai::error::OpenAiError;
 use super::openapi::operation::{self as describe, Access, EVENTS, Operation, Part, TEXT};
 use super::openapi::room::Room;
@@ -81,6 +82,7 @@ pub fn router(models: Repository, guarded: Router, open: Router) -> Router {
     let has_metrics_port = config.metrics.is_some();
     let own = [
         (own(), OpenAiError::refuse as Refuse),
+        (openai::stored(config), OpenAiError::refuse),
         (operated(), OpenAiError::refuse),
         (of_ollama(), OllamaError::refuse),
         (of_kserve(), KserveError::refuse),

@@ -23,6 +23,7 @@ mod reranking;
 mod resume;
 mod scores;
 mod service;
+mod stored;
 mod tenants;
 mod tls;
 mod tools;

@@ -402,8 +402,9 @@ async fn responses_takes_the_items_that_it_gave() {
         let refused = reached(RESPONSES, body).await.unwrap_err();
         assert!(refused.contains(expected), "{refused}");
     };
-    check(json!({"previous_response_id": "resp_1"}), "no answer is stored").await;
-    check(json!({"background": true}), "background is not supported").await;
+    check(json!({"previous_response_id": "resp_1"}), "this server stores no responses").await;
+    check(json!({"background": true}), "background is not possible here: this server stores no").await;
+    check(json!({"input": [{"type": "item_reference", "id": "msg_1_0"}]}), "no stored item 'msg_1_0'").await;
     check(json!({"input": [{"type": "web_search_call"}]}), "input[0].type `web_search_call`").await;
     check(json!({"tools": [{"type": "mcp"}]}), "this server runs no tools itself").await;
     let (_, grammar) = reached(RESPONSES, json!({"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}})).await.unwrap();

@@ -1,13 +1,12 @@
 //! Batch jobs of a server (`/v1/files`, `/v1/batches`). Uploaded files and jobs share one directory, and an
 //! append-only log records both. `record` defines the types, `log` the log file, `store` the directory,
-//! `usage` what each tenant has of it and `owners` their names there; `work` runs jobs one at a time on idle
-//! capacity, after `check` has read their input, and `results` writes their files.
+//! `usage` what each tenant has of it; `work` runs jobs one at a time on idle capacity, after `check` has
+//! read their input, and `results` writes their files.
 
 mod check;
 mod error;
 mod limits;
 mod log;
-mod owners;
 mod record;
 mod results;
 mod store;

@@ -11,12 +11,12 @@ use uuid::Uuid;
 use super::error::StoreError;
 use super::limits::MAX_RECORDS;
 use super::log::{self, Log, LogError, LogLine, State};
-use super::owners::Owners;
 use super::record::{Counts, FileRecord, Job, NewJob, Purpose, Status};
 use super::usage::Usage;
 use crate::batch::disk::{self, Disk};
 use crate::batch::output;
 use crate::config::BatchLimits;
+use crate::tenants::owners::Owners;
 
 /// Name of the log in its directory.
 const LOG: &str = "jobs.log";

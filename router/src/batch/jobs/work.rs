@@ -25,6 +25,7 @@ use crate::batch::runner::{self, Pace, RunError};
 use crate::batch::{Answer, Answerer, Call, WithPriority};
 use crate::metrics::pressure;
 use crate::request::tenant::Tenant;
+use crate::tenants::tenant_of::tenant_of;
 
 /// Requests start only below this worker pressure; 1 means full.
 const IDLE_PRESSURE: f64 = 0.5;
@@ -194,14 +195,8 @@ fn ended_by(store: &Store, job: &Job, error: RunError) -> Result<Result<(), JobE
 /// tenant is gone, one that no client has.
 fn tenant(app: &App, store: &Store, job: &Job) -> Tenant {
     let is_owner = |name: &str| store.owner(name) == job.tenant;
-    let of_flag = app.config.api_keys.iter().map(|key| Tenant::of_key(key));
-    let of_flag = of_flag.into_iter().find(|tenant| is_owner(tenant.name()));
-    let of_file = || {
-        let file = app.config.keys_file.as_ref()?;
-        let owns = |tenant: &str| is_owner(&Tenant::name_in_file(tenant));
-        file.key_for_batch(owns, job.rights.as_ref()).map(Tenant::of_entry)
-    };
-    of_flag.or_else(of_file).unwrap_or_else(|| Tenant::named(&job.tenant))
+    let owning = tenant_of(&app.config, is_owner, job.rights.as_ref());
+    owning.unwrap_or_else(|| Tenant::named(&job.tenant))
 }
 
 /// Sends requests of one tenant to this router while it has idle capacity.

@@ -24,6 +24,10 @@ pub trait Output: Send + 'static {
     fn begin(&mut self, usage: Usage) -> Vec<NamedEvent>;
     /// Events of a part.
     fn take(&mut self, part: Part, single: &Single) -> Vec<NamedEvent>;
+    /// Does what must be done before a client learns of the end; `failure` is why the answer failed.
+    fn settle(&mut self, _: Usage, _failure: Option<&Refusal>) -> impl Future<Output = ()> + Send {
+        async {}
+    }
     /// Events after the last part.
     fn end(&mut self, usage: Usage) -> Vec<NamedEvent>;
     /// Last event of a failed answer.
@@ -59,6 +63,7 @@ async fn whole(mut single: Single, mut output: impl Output) -> Result<Value, Ref
     while let Some(part) = single.next().await {
         output.take(part?, &single);
     }
+    output.settle(single.usage(), None).await;
     Ok(output.whole(single.usage()))
 }
 
@@ -75,11 +80,13 @@ fn events(mut single: Single, mut output: impl Output) -> impl Stream<Item = Nam
                     }
                 }
                 Err(refusal) => {
+                    output.settle(single.usage(), Some(&refusal)).await;
                     yield output.failed(&refusal, single.usage());
                     return;
                 }
             }
         }
+        output.settle(single.usage(), None).await;
         for event in output.end(single.usage()) {
             yield event;
         }

@@ -3,12 +3,13 @@
 use http::HeaderMap;
 use serde_json::{Map, Value, json};
 
+use super::asked::Asked;
 use super::tools::{Faces, arguments_of, qualified, tools};
 use crate::api::answer::single::request::{self, SingleRequest};
 use crate::api::fields::conversation::Conversation;
 use crate::api::fields::effort;
 use crate::api::fields::listing::Kind;
-use crate::api::fields::object::{Fields, wrong};
+use crate::api::fields::object::Fields;
 use crate::app::App;
 use crate::config::RequestLimits;
 use crate::refusal::Refusal;
@@ -28,13 +29,21 @@ pub struct Parsed {
 }
 
 impl Parsed {
-    /// Reads the fields of a body.
+    /// Reads the fields of a body; `asked` are those that were taken before, and `earlier` the items before
+    /// its own.
     ///
     /// # Errors
     /// All faults of the body in one refusal.
-    pub fn of(mut fields: Fields, headers: &HeaderMap, id: &str, app: &App) -> Result<Self, Refusal> {
+    pub fn of(
+        mut fields: Fields,
+        asked: &Asked,
+        earlier: &[Value],
+        headers: &HeaderMap,
+        id: &str,
+        app: &App,
+    ) -> Result<Self, Refusal> {
         let config = &app.config;
-        refuse_state(&mut fields);
+        refuse_unsupported(&mut fields);
         let logprobs = logprobs(&mut fields, &config.limits);
         let mut echo = Map::new();
         let instructions = fields.string("instructions");
@@ -56,7 +65,7 @@ impl Parsed {
         echo.insert("reasoning".to_owned(), json!({"effort": draft.reasoning_effort, "summary": null}));
         let (offered, faces) = tools(&mut fields, &mut echo);
         let variables = fields.object("chat_template_kwargs").unwrap_or_default();
-        let conversation = conversation(&mut fields, instructions);
+        let conversation = conversation(&mut fields, instructions, earlier, &asked.items);
         fields.take("stream_options", Kind::WithoutEffect);
         // Codex's description of itself.
         fields.take("client_metadata", Kind::WithoutEffect);
@@ -66,11 +75,13 @@ impl Parsed {
     }
 }
 
-/// Refuses fields that need stored state.
-fn refuse_state(fields: &mut Fields) {
+/// Refuses fields that need what is not there.
+fn refuse_unsupported(fields: &mut Fields) {
     for (name, why) in [
-        ("previous_response_id", "no answer is stored; send the whole conversation in input"),
-        ("conversation", "no conversation is stored; send all of it in input"),
+        (
+            "conversation",
+            "conversations are no objects here as yet; name the last response in previous_response_id",
+        ),
         ("prompt", "no prompts are stored; send instructions and input"),
         ("max_tool_calls", "the server runs no tools itself; leave it out"),
     ] {
@@ -78,12 +89,6 @@ fn refuse_state(fields: &mut Fields) {
             fields.note(Refusal::invalid(name, format!("{name} is not supported: {why}.")));
         }
     }
-    if fields.bool("background") {
-        let message = "background is not supported: no answer is stored; read the stream.";
-        fields.note(Refusal::invalid("background", message));
-    }
-    // `store` is accepted but ignored; the answer reports `store: false`.
-    fields.take("store", Kind::WithoutEffect);
 }
 
 /// Most likely tokens to show beside each token of the text; `None` = no log-probabilities. The client asks
@@ -133,25 +138,25 @@ fn asked_effort(fields: &mut Fields) -> Option<String> {
     effort
 }
 
-/// Conversation of the instructions and the messages of `input`.
-fn conversation(fields: &mut Fields, instructions: Option<String>) -> Conversation {
+/// Conversation of the instructions, the `earlier` items and those of the request.
+fn conversation(
+    fields: &mut Fields,
+    instructions: Option<String>,
+    earlier: &[Value],
+    items: &[Value],
+) -> Conversation {
     let mut conversation = Conversation::default();
     if let Some(instructions) = instructions {
         conversation.system(&instructions);
     }
-    let items = match fields.take("input", Kind::Shaped("ResponsesInput")) {
-        Some(Value::String(text)) => vec![json!({"role": "user", "content": text})],
-        Some(Value::Array(items)) => items,
-        Some(other) => {
-            fields.note(wrong("input", "a string or a list of items", &other));
-            return conversation;
+    for item in earlier {
+        if let Err(refusal) = add(&mut conversation, 0, item) {
+            let message =
+                format!("previous_response_id: an item of the conversation cannot be read: {refusal}");
+            fields.note(Refusal::invalid("previous_response_id", message));
         }
-        None => {
-            fields.note(Refusal::invalid("input", "input is required: a string or a list of items."));
-            return conversation;
-        }
-    };
-    request::converse(fields, &mut conversation, &items, add);
+    }
+    request::converse(fields, &mut conversation, items, add);
     conversation
 }
 

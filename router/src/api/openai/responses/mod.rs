@@ -1,18 +1,33 @@
-//! OpenAI's newer API, `POST /v1/responses`, without state: nothing is stored, so a client sends the whole
-//! conversation each time. [`input`] converts a request to a draft; [`output`] writes the items and events of
-//! the answer.
+//! OpenAI's newer API, `/v1/responses`. [`asked`] reads what a request asks of the stored answers, and
+//! [`history`] the items that it continues; [`input`] converts the request to a draft, and [`ready`] does all
+//! this; [`output`] writes the items and events of the answer, and [`keep`] stores it. [`background`] makes
+//! answers that clients come back for, [`kept`] has the routes of those that are stored.
 
+mod asked;
+pub mod background;
+mod history;
+mod ids;
 mod input;
+mod keep;
+pub mod kept;
 mod output;
+mod ready;
 mod tools;
 
+use axum::Json;
 use axum::extract::{Extension, Request, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use http::HeaderMap;
+use skein_state::NewTurn;
 
+use self::asked::Asked;
 use self::input::Parsed;
+use self::keep::Keep;
 use self::output::Items;
+use self::ready::{Ready, in_own_words, ready};
+use crate::api::answer::shapes;
 use crate::api::answer::single::output::answer;
+use crate::api::answer::single::request::SingleRequest;
 use crate::api::fields::object::Fields;
 use crate::api::http::request_id::RequestId;
 use crate::api::openai::error::OpenAiError;
@@ -21,9 +36,10 @@ use crate::refusal::Refusal;
 use crate::request::Draft;
 use crate::request::tenant::Tenant;
 
-/// Converts a body into drafts.
-pub fn drafts(fields: Fields, headers: &HeaderMap, id: &str, app: &App) -> Result<Vec<Draft>, Refusal> {
-    Parsed::of(fields, headers, id, app).map(|parsed| vec![parsed.request.draft])
+/// Converts a body into drafts, as of a request that continues nothing.
+pub fn drafts(mut fields: Fields, headers: &HeaderMap, id: &str, app: &App) -> Result<Vec<Draft>, Refusal> {
+    let asked = Asked::take(&mut fields, &app.config);
+    Parsed::of(fields, &asked, &[], headers, id, app).map(|parsed| vec![parsed.request.draft])
 }
 
 pub async fn create(
@@ -34,33 +50,39 @@ pub async fn create(
 ) -> Result<Response, OpenAiError> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, &app).await.inspect_err(|refusal| refusal.log(&id))?;
-    let parsed = Parsed::of(fields, &headers, &id, &app).map_err(in_own_words);
-    let parsed = parsed.inspect_err(|refusal| refusal.log(&id))?;
-    let Parsed { request, echo, faces } = parsed;
-    let id = request.draft.request_id.clone().unwrap_or_default();
-    let scored = request.draft.sampling.logprobs.map(|_| app.text.tokenizer.bytes().clone());
-    let items = Items::new(&id, &app.shown_model(request.draft.model.as_deref()), echo, faces, scored);
-    answer(&app, &tenant, request, true, items).await.map_err(|refusal| in_own_words(refusal).into())
+    let body = fields.is_true("background").then(|| fields.to_json());
+    let ready = ready(fields, &headers, &id, &tenant, &app).await.map_err(in_own_words);
+    let Ready { request, mut items, turn } = ready.inspect_err(|refusal| refusal.log(&id))?;
+    let (stored, turn) = match (app.config.responses.clone(), turn) {
+        (Some(stored), Some(turn)) => (stored, turn),
+        _ => return answered(&app, &tenant, request, items).await,
+    };
+    let Some(body) = body else {
+        items.keep = Some(Keep { stored, turn });
+        return answered(&app, &tenant, request, items).await;
+    };
+    if request.stream {
+        let message = "stream: a response in the background is not streamed as yet; retrieve it by its id.";
+        return Err(Refusal::invalid("stream", message).into());
+    }
+    let draft = Draft { tenant: tenant.clone(), ..request.draft };
+    if let Err(refusal) = app.check(draft).await
+        && refusal.retry_after().is_none()
+    {
+        refusal.log(&id);
+        return Err(in_own_words(refusal).into());
+    }
+    let queued = items.queued();
+    let turn = NewTurn { answer: queued.to_string(), ..turn };
+    background::begin(&app, &stored, &tenant, body, items.created_at, turn).await?;
+    Ok(shapes::finish_response(Json(queued).into_response(), &id, request.ignored))
 }
 
-/// `refusal` with this API's names of the fields that are checked under chat's.
-fn in_own_words(refusal: Refusal) -> Refusal {
-    match refusal {
-        Refusal::OutputLength { max, prompt, output, .. } => {
-            Refusal::OutputLength { field: "max_output_tokens", max, prompt, output }
-        }
-        Refusal::Invalid { param, message } => Refusal::Invalid {
-            param: param.map(|param| match param {
-                "max_tokens" => "max_output_tokens",
-                "messages" => "input",
-                "response_format" => "text.format",
-                param => param,
-            }),
-            message: message
-                .replace("max_tokens", "max_output_tokens")
-                .replace("response_format.json_schema", "text.format")
-                .replace("response_format", "text.format"),
-        },
-        refusal => refusal,
-    }
+async fn answered(
+    app: &App,
+    tenant: &Tenant,
+    request: SingleRequest,
+    items: Items,
+) -> Result<Response, OpenAiError> {
+    answer(app, tenant, request, true, items).await.map_err(|refusal| in_own_words(refusal).into())
 }

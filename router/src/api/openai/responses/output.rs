@@ -8,6 +8,8 @@ use skein_node::clock;
 use skein_text::formats::Piece;
 use skein_text::token_bytes::TokenBytes;
 
+use super::ids::PREFIX;
+use super::keep::Keep;
 use super::tools::{Face, Faces, input_of};
 use crate::api::answer::logprobs::{self, Names};
 use crate::api::answer::response_id::response_id;
@@ -19,14 +21,15 @@ use crate::metrics::ParsedApi;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{TextFinish, Usage};
 
-/// What ids of answers begin with.
-const PREFIX: &str = "resp_";
-
 /// An answer in progress.
 pub struct Items {
     id: String,
     model: String,
-    created_at: u64,
+    /// Seconds since 1970.
+    pub created_at: u64,
+    standing: Standing,
+    /// Where the answer goes when it has ended.
+    pub keep: Option<Keep>,
     echo: Map<String, Value>,
     faces: Faces,
     /// Names the tokens of log-probabilities; `None` = there are none.
@@ -38,6 +41,17 @@ pub struct Items {
     open: Option<Item>,
     finish: Option<TextFinish>,
     sequence: u64,
+}
+
+/// How an answer stands to those that are stored.
+#[derive(Debug, Clone, Default)]
+pub struct Standing {
+    /// Whether it is stored, too.
+    pub is_stored: bool,
+    /// Id of the one that it continues.
+    pub previous: Option<String>,
+    /// Whether the client comes back for it.
+    pub is_background: bool,
 }
 
 /// Output item under construction.
@@ -117,6 +131,7 @@ impl Items {
     pub fn new(
         id: &str,
         model: &str,
+        standing: Standing,
         echo: Map<String, Value>,
         faces: Faces,
         tokens: Option<Arc<TokenBytes>>,
@@ -127,6 +142,8 @@ impl Items {
             id: response_id(PREFIX, id),
             model: model.to_owned(),
             created_at: clock::unix_time().as_secs(),
+            standing,
+            keep: None,
             echo,
             faces,
             items: Vec::new(),
@@ -136,12 +153,35 @@ impl Items {
         }
     }
 
+    /// Id of the answer.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The answer before it is begun.
+    pub fn queued(&self) -> Value {
+        self.object("queued", Value::Null)
+    }
+
+    /// The answer while it is made.
+    pub fn in_progress(&self) -> Value {
+        self.object("in_progress", Value::Null)
+    }
+
+    fn failed_object(&self, refusal: &Refusal, usage: Usage) -> Value {
+        let mut response = self.object("failed", usage_object(usage));
+        let error = error_object(refusal);
+        response["error"] = json!({"code": "server_error", "message": error["error"]["message"]});
+        response
+    }
+
     fn object(&self, status: &str, usage: Value) -> Value {
         let mut object = Map::new();
         let fixed = json!({
             "id": self.id, "object": "response", "created_at": self.created_at, "status": status,
             "error": null, "incomplete_details": null, "model": self.model, "output": self.items,
-            "previous_response_id": null, "store": false, "background": false, "truncation": "disabled", "usage": usage,
+            "previous_response_id": self.standing.previous, "store": self.standing.is_stored,
+            "background": self.standing.is_background, "truncation": "disabled", "usage": usage,
         });
         object.extend(fixed.as_object().cloned().unwrap_or_default());
         object.extend(self.echo.clone());
@@ -245,7 +285,7 @@ impl Output for Items {
     const API: ParsedApi = ParsedApi::Responses;
 
     fn begin(&mut self, _: Usage) -> Vec<NamedEvent> {
-        let response = self.object("in_progress", Value::Null);
+        let response = self.in_progress();
         ["response.created", "response.in_progress"]
             .into_iter()
             .map(|kind| self.event(kind, json!({"response": response})))
@@ -282,6 +322,15 @@ impl Output for Items {
         events
     }
 
+    async fn settle(&mut self, usage: Usage, failure: Option<&Refusal>) {
+        let Some(keep) = self.keep.take() else { return };
+        let answer = match failure {
+            None => self.whole(usage),
+            Some(refusal) => self.failed_object(refusal, usage),
+        };
+        self.standing.is_stored = keep.add(&answer).await;
+    }
+
     fn end(&mut self, usage: Usage) -> Vec<NamedEvent> {
         let response = self.whole(usage);
         let kind =
@@ -290,9 +339,7 @@ impl Output for Items {
     }
 
     fn failed(&mut self, refusal: &Refusal, usage: Usage) -> NamedEvent {
-        let mut response = self.object("failed", usage_object(usage));
-        let error = error_object(refusal);
-        response["error"] = json!({"code": "server_error", "message": error["error"]["message"]});
+        let response = self.failed_object(refusal, usage);
         self.event("response.failed", json!({"response": response}))
     }
 

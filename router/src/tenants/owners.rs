@@ -1,5 +1,6 @@
-//! Names of tenants in the log: hashes under a key that is drawn for the directory. The log alone, as in a
-//! backup, allows no guesses at API keys, and is not the secret that separates the tenants' streams.
+//! Names of tenants in a directory of theirs: hashes under a key that is drawn for the directory. What is
+//! stored there, as in a backup without the key, allows no guesses at API keys, and is not the secret that
+//! separates the tenants' streams.
 
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
@@ -18,7 +19,7 @@ const PREFIX: &str = "k1-";
 
 /// Gives names to tenants.
 #[derive(Debug)]
-pub(super) struct Owners(Option<hmac::Key>);
+pub struct Owners(Option<hmac::Key>);
 
 impl Owners {
     /// Reads the key in `directory`, or draws it. On a full disk, names stay as they are until a later start.
@@ -38,7 +39,12 @@ impl Owners {
         Ok(Self(Some(hmac::Key::new(hmac::HMAC_SHA256, &key))))
     }
 
-    /// Name of the tenant `name` in the log. The one without a key keeps its empty name.
+    /// Whether names are hashes; not so if there was no room for the key.
+    pub fn has_key(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Name of the tenant `name` in the directory. The one without a key keeps its empty name.
     pub fn name(&self, name: &str) -> String {
         let Some(key) = self.0.as_ref().filter(|_| !name.is_empty() && !name.starts_with(PREFIX)) else {
             return name.to_owned();

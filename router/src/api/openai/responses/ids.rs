@@ -1,0 +1,4 @@
+//! Ids of answers.
+
+/// What ids of answers begin with.
+pub const PREFIX: &str = "resp_";
