@@ -104,7 +104,7 @@ def test_a_response_continues_another(client):
     assert (second.output_text, second.usage.input_tokens) == (whole.output_text, whole.usage.input_tokens)
     assert not whole.store
     with client.responses.stream(input="And now?", previous_response_id=first.id, **asked) as stream:
-        streamed = stream.get_final_response()
+        streamed = list(stream)[-1].response
     assert streamed.output_text == second.output_text and streamed.previous_response_id == first.id
     listed = list(client.responses.input_items.list(second.id, order="asc", limit=1))
     assert [item.type for item in listed] == ["message"] * 3

@@ -106,7 +106,7 @@ def test_responses(client):
         model=MODEL, input="x", max_output_tokens=100, extra_body=NOTHING_THOUGHT,
         text={"format": {"type": "json_schema", "name": "mood", "strict": True, "schema": {"type": "object", "properties": {"mood": {"enum": ["glad", "sad"]}}, "required": ["mood"], "additionalProperties": False}}})
     assert json.loads(text.output_text)["mood"] in ("glad", "sad")
-    with pytest.raises(openai.BadRequestError, match="no answer is stored"):
+    with pytest.raises(openai.BadRequestError, match="Previous response with id .resp_1. not found"):
         client.responses.create(model=MODEL, input="x", previous_response_id="resp_1")
 
 

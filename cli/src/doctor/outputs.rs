@@ -28,8 +28,8 @@ pub fn check(report: &mut Report, front: &FrontSettings) {
         check_directory(report, "batch directory", "--batch-dir", (path, &Store::lock_file(path)), &parts);
     }
     if let ResponseStore::Directory(path) = &front.response_store {
-        let of = (path.as_path(), lock_file(path));
-        check_directory(report, "stored responses", "--response-store", (of.0, &of.1), &[path.clone()]);
+        let parts = std::slice::from_ref(path);
+        check_directory(report, "stored responses", "--response-store", (path, &lock_file(path)), parts);
     }
 }
 
