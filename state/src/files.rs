@@ -12,6 +12,11 @@ pub fn lock_file(directory: &Path) -> PathBuf {
     directory.join("responses.lock")
 }
 
+/// The database in `directory`.
+pub fn database(directory: &Path) -> PathBuf {
+    directory.join("responses.db")
+}
+
 /// Makes `directory` if need be and locks it; returns the path of the database and the lock.
 ///
 /// # Errors
@@ -21,6 +26,9 @@ pub fn prepare(directory: &Path) -> Result<(PathBuf, File), StateError> {
         let path = path.to_owned();
         move |error: io::Error| StateError::Io { path, error }
     };
+    if std::fs::metadata(directory).is_ok_and(|found| !found.is_dir()) {
+        return Err(failed(directory)(io::ErrorKind::NotADirectory.into()));
+    }
     DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed(directory))?;
     let private = || OpenOptions::new().read(true).append(true).create(true).mode(0o600).clone();
     let path = lock_file(directory);
@@ -30,7 +38,7 @@ pub fn prepare(directory: &Path) -> Result<(PathBuf, File), StateError> {
         Err(TryLockError::WouldBlock) => return Err(StateError::InUse(directory.to_owned())),
         Err(TryLockError::Error(error)) => return Err(failed(&path)(error)),
     }
-    let path = directory.join("responses.db");
+    let path = database(directory);
     // Opening a named pipe would wait for a writer.
     if std::fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
         return Err(StateError::NotAStore { path, reason: "it is not a regular file".to_owned() });

@@ -26,5 +26,6 @@ pub use error::StateError;
 pub use files::lock_file;
 pub use limits::Limits;
 pub use order::Clock;
+pub use schema::check_file;
 pub use store::Store;
 pub use turn::{NewTurn, Turn, Unanswered};

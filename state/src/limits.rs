@@ -4,9 +4,8 @@ use std::time::Duration;
 
 /// Most turns that an answer may continue, one after the other.
 pub const MAX_TURNS: usize = 10_000;
-/// Most bytes in an answer and all turns that it continues, as JSON: several times the longest body of a
-/// request.
-pub const MAX_CONTEXT_BYTES: u64 = 64 << 20;
+/// Most bytes in an answer and all turns that it continues, as JSON: twice the longest body of a request.
+pub const MAX_CONTEXT_BYTES: u64 = 16 << 20;
 /// Most reads and writes that wait; further ones wait before they are queued.
 pub const MAX_WAITING: usize = 1024;
 /// Most reads and writes in a queue: those that wait, and those whose callers have gone.

@@ -87,7 +87,7 @@ async fn conversations_expire_as_a_whole_after_their_last_use() {
     {
         let store = Store::open(directory.path(), ROOMY, early).unwrap();
         for (id, previous) in [("a", None), ("b", Some("a")), ("old", None)] {
-            store.add(turn("me", id, previous, "kept secret")).await.unwrap();
+            store.add(turn("me", id, previous, &"kept secret".repeat(100_000))).await.unwrap();
         }
     }
     {
@@ -105,6 +105,8 @@ async fn conversations_expire_as_a_whole_after_their_last_use() {
     until_expired(&store, 3).await;
     let counts = store.counts();
     assert_eq!((counts.turns, counts.bytes), (0, 0));
+    let bytes = std::fs::metadata(directory.path().join("responses.db")).unwrap().len();
+    assert!(bytes < 200_000, "{bytes} bytes are left of an empty store");
     drop(store);
     let store = reopened(directory.path(), ROOMY, || 6_901).await;
     for name in ["responses.db", "responses.db-wal"] {
@@ -244,6 +246,8 @@ fn other_files_are_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("responses.db");
     let refused = |expected: &str| {
+        let looked = crate::check_file(directory.path());
+        assert!(looked.is_err() || path.is_dir(), "{expected}");
         let error = Store::open(directory.path(), ROOMY, now).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("give another directory"), "{error}");
     };
@@ -257,8 +261,16 @@ fn other_files_are_left_alone() {
     Connection::open(&path).unwrap().pragma_update(None, "user_version", 9).unwrap();
     refused("its layout is 9, and this release reads 1");
     std::fs::remove_file(&path).unwrap();
+    crate::check_file(directory.path()).unwrap();
+    drop(schema::open(&path).unwrap());
+    crate::check_file(directory.path()).unwrap();
+    std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
     refused("not a regular file");
+    let file = directory.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let error = Store::open(&file, ROOMY, now).unwrap_err().to_string();
+    assert!(error.contains("not a directory"), "{error}");
 }
 
 #[test]

@@ -184,7 +184,13 @@ impl Writer {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let removed = room::expire(&transaction, before, MAX_SWEPT)?;
         transaction.commit()?;
-        self.connection.execute_batch(&format!("PRAGMA incremental_vacuum({MAX_PAGES_RETURNED})"))?;
+        // Each row of the result is a page.
+        let mut vacuum =
+            self.connection.prepare(&format!("PRAGMA incremental_vacuum({MAX_PAGES_RETURNED})"))?;
+        let mut pages = vacuum.query([])?;
+        while pages.next()?.is_some() {}
+        drop(pages);
+        drop(vacuum);
         // Deleted text is then in the log of the database no more. A reader may hold it up until the next
         // sweep.
         self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use skein_router::batch::jobs::Store;
-use skein_router::stored::lock_file;
+use skein_router::stored::{check_file, lock_file};
 
 use super::file_lock::{Locked, locked};
 use super::report::Report;
@@ -29,7 +29,17 @@ pub fn check(report: &mut Report, front: &FrontSettings) {
     }
     if let ResponseStore::Directory(path) = &front.response_store {
         let parts = std::slice::from_ref(path);
-        check_directory(report, "stored responses", "--response-store", (path, &lock_file(path)), parts);
+        match check_file(path) {
+            Ok(()) => {
+                let of = (path.as_path(), &*lock_file(path));
+                check_directory(report, "stored responses", "--response-store", of, parts);
+            }
+            Err(error) => report.fail(
+                "stored responses",
+                error.to_string(),
+                "restore the database from a backup, or give --response-store another directory",
+            ),
+        }
     }
 }
 

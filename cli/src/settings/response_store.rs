@@ -46,9 +46,9 @@ impl ResponseStore {
 }
 
 fn parse(given: &str) -> Result<ResponseStore, String> {
-    match text(given)?.as_str() {
-        "none" => Ok(ResponseStore::None),
-        "memory" => Ok(ResponseStore::Memory),
+    match text(given)?.trim() {
+        word if word.eq_ignore_ascii_case("none") => Ok(ResponseStore::None),
+        word if word.eq_ignore_ascii_case("memory") => Ok(ResponseStore::Memory),
         url if url.contains("://") => Err(format!(
             "`{url}` is a URL, and databases of their own are not supported as yet; give memory, none or a directory"
         )),
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn a_store_is_none_memory_or_a_directory() {
         assert_eq!(parse("none"), Ok(ResponseStore::None));
-        assert_eq!(parse(" memory"), Ok(ResponseStore::Memory));
+        assert_eq!(parse(" Memory"), Ok(ResponseStore::Memory));
         assert_eq!(parse("/var/lib/skein"), Ok(ResponseStore::Directory("/var/lib/skein".into())));
         assert_eq!(parse("./memory"), Ok(ResponseStore::Directory("./memory".into())));
         assert!(parse("postgres://host/db").unwrap_err().contains("not supported as yet"));

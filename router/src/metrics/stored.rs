@@ -30,7 +30,7 @@ impl StoredMetrics {
             added: r.counter("skein_responses_stored_total", "Responses that were stored."),
             not_stored: r.counter(
                 "skein_responses_not_stored_total",
-                "Responses that were not stored, because the disk failed or was full.",
+                "Responses that were not stored, because the disk failed or was full, or a conversation has no room.",
             ),
             removed: r.counters(
                 "skein_responses_removed_total",

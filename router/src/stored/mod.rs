@@ -12,7 +12,7 @@ use skein_state::{Counts, Limits, StateError, Store};
 
 pub use running::{MAX_RUNNING, MAX_WAITING, Place, Running};
 
-pub use skein_state::{Limits as StoreLimits, lock_file};
+pub use skein_state::{Limits as StoreLimits, check_file, lock_file};
 
 use crate::batch::disk::Disk;
 use crate::refusal::Refusal;
@@ -110,7 +110,13 @@ impl From<StateError> for Refusal {
                 Self::invalid("previous_response_id", format!("The {error}; begin a new conversation."))
             }
             error if error.is_disk_full() => Self::NoRoom,
-            StateError::TooLarge { .. } => Self::NoRoom,
+            StateError::TooLarge { bytes, limit } => Self::Invalid {
+                param: None,
+                message: format!(
+                    "This conversation cannot be stored: it has {bytes} bytes, and all responses may have {limit}; begin a new \
+                     one, or answer it in the foreground with store: false."
+                ),
+            },
             error => {
                 tracing::error!(%error, "stored responses");
                 Self::Internal

@@ -3,10 +3,11 @@
 use axum::Json;
 use axum::extract::{Extension, Path, Request, State};
 use http::Uri;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::error::OpenAiError;
 use super::files::store;
+use super::metadata::metadata;
 use super::page::page;
 use crate::api::fields::listing::Kind;
 use crate::api::fields::object::Fields;
@@ -17,11 +18,6 @@ use crate::batch::jobs::{Job, NewJob};
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 
-/// Most entries in `metadata`; OpenAI's limit.
-const MAX_METADATA: usize = 16;
-/// Longest key and longest value in `metadata`, in characters; OpenAI's limits.
-const MAX_KEY: usize = 64;
-const MAX_VALUE: usize = 512;
 /// Most jobs on one page of the list.
 const MAX_PAGE: usize = 100;
 /// Jobs on a page of the list if the client sets no limit.
@@ -45,7 +41,7 @@ pub fn new_job(mut fields: Fields, app: &App) -> Result<NewJob, Refusal> {
     let input_file_id = fields.string("input_file_id");
     let endpoint = fields.string("endpoint");
     let window = fields.string("completion_window");
-    let metadata = fields.take("metadata", Kind::Shaped("Metadata"));
+    let metadata = metadata(&mut fields);
     fields.take("output_expires_after", Kind::WithoutEffect);
     let input_file_id = input_file_id.unwrap_or_else(|| {
         fields
@@ -60,26 +56,8 @@ pub fn new_job(mut fields: Fields, app: &App) -> Result<NewJob, Refusal> {
     if window.as_deref() != Some("24h") {
         fields.note(Refusal::invalid("completion_window", "completion_window must be \"24h\"."));
     }
-    let metadata = match metadata {
-        None => Map::new(),
-        Some(Value::Object(metadata)) if metadata.len() <= MAX_METADATA && metadata.iter().all(is_short) => {
-            metadata
-        }
-        Some(_) => {
-            let message = format!(
-                "metadata must be an object of at most {MAX_METADATA} strings of up to {MAX_VALUE} characters, under keys \
-                 of up to {MAX_KEY}."
-            );
-            fields.note(Refusal::invalid("metadata", message));
-            Map::new()
-        }
-    };
     fields.finish(app.config.refuse_unknown_fields)?;
     Ok(NewJob { endpoint: endpoint.unwrap_or(Endpoint::Completions), input_file_id, metadata, rights: None })
-}
-
-fn is_short((key, value): (&String, &Value)) -> bool {
-    key.chars().count() <= MAX_KEY && value.as_str().is_some_and(|value| value.chars().count() <= MAX_VALUE)
 }
 
 /// `GET /v1/batches`: lists jobs, newest first.

@@ -6,6 +6,7 @@ pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub mod error;
 pub(crate) mod files;
+mod metadata;
 pub(crate) mod models;
 mod page;
 mod part;

@@ -13,6 +13,10 @@ use super::ids::PREFIX;
 use crate::refusal::Refusal;
 use crate::stored::{StoredResponses, shortened};
 
+/// Most bytes of the items that a request refers to, as JSON: those of the longest body.
+const MAX_REFERRED_BYTES: usize = 8 << 20;
+/// Most bytes of the turns that they are in.
+const MAX_LOADED_BYTES: usize = 32 << 20;
 /// Statuses of an answer that is still to be made.
 const UNFINISHED: [&str; 2] = ["queued", "in_progress"];
 
@@ -50,42 +54,82 @@ pub async fn up_to(
 /// Replaces items that refer to stored ones.
 ///
 /// # Errors
-/// If there is no such item.
+/// If there is no such item, or all of them have over [`MAX_REFERRED_BYTES`]: a reference is short, and what
+/// it stands for may be long.
 pub async fn resolve(items: &mut [Value], stored: Option<(&StoredResponses, &str)>) -> Result<(), Refusal> {
-    let mut turns: HashMap<String, Turn> = HashMap::new();
+    let mut turns: HashMap<String, Read> = HashMap::new();
+    let (mut loaded, mut referred) = (0, 0);
+    let too_long = || {
+        let message = format!(
+            "input: the items that it refers to have over {MAX_REFERRED_BYTES} bytes; refer to fewer."
+        );
+        Refusal::invalid("input", message)
+    };
     for (at, item) in items.iter_mut().enumerate() {
-        let Some(id) = referred(item).map(str::to_owned) else { continue };
+        let Some(id) = reference(item, at)?.map(str::to_owned) else { continue };
         let unknown = || {
             let id = shortened(&id);
-            Refusal::invalid(
-                "input",
-                format!("input[{at}]: there is no stored item '{id}'; send the item itself."),
-            )
+            let message = format!("input[{at}]: there is no stored item '{id}'; send the item itself.");
+            Refusal::invalid("input", message)
         };
         let (Some((answer, place)), Some((stored, owner))) = (place_of(&id), stored) else {
             return Err(unknown());
         };
         if !turns.contains_key(&answer) {
             let turn = stored.store().turn(owner, &answer).await?.ok_or_else(unknown)?;
-            turns.insert(answer.clone(), turn);
+            loaded += turn.input.len() + turn.answer.len();
+            if loaded > MAX_LOADED_BYTES {
+                return Err(too_long());
+            }
+            turns.insert(answer.clone(), Read::of(&turn)?);
         }
         let turn = turns.get(&answer).ok_or_else(unknown)?;
-        let found = match place {
-            Place::Input(at) => list(read(&turn.input)?).into_iter().nth(at),
-            Place::Output(at) => list(read(&turn.answer)?["output"].take()).into_iter().nth(at),
-        };
-        *item = found.ok_or_else(unknown)?;
+        let (found, bytes) = match place {
+            Place::Input(at) => turn.input.get(at),
+            Place::Output(at) => turn.output.get(at),
+        }
+        .ok_or_else(unknown)?;
+        referred += bytes;
+        if referred > MAX_REFERRED_BYTES {
+            return Err(too_long());
+        }
+        item.clone_from(found);
     }
     Ok(())
 }
 
-/// The id that an item refers to, if it does.
-fn referred(item: &Value) -> Option<&str> {
-    let is_reference = match item["type"].as_str() {
-        Some(kind) => kind == "item_reference",
-        None => item.as_object().is_some_and(|item| item.len() == 1),
-    };
-    item["id"].as_str().filter(|_| is_reference)
+/// Items of a turn, each with its bytes as JSON.
+struct Read {
+    input: Vec<(Value, usize)>,
+    output: Vec<(Value, usize)>,
+}
+
+impl Read {
+    fn of(turn: &Turn) -> Result<Self, Refusal> {
+        let measured = |items: Vec<Value>| {
+            let measured = |item: Value| {
+                let bytes = item.to_string().len();
+                (item, bytes)
+            };
+            items.into_iter().map(measured).collect()
+        };
+        Ok(Self { input: measured(list(read(&turn.input)?)), output: measured(output(turn)?) })
+    }
+}
+
+/// The id that the item at `at` refers to, if it does.
+///
+/// # Errors
+/// If it refers to none.
+fn reference(item: &Value, at: usize) -> Result<Option<&str>, Refusal> {
+    let id = item["id"].as_str();
+    match item["type"].as_str() {
+        Some("item_reference") => id.map(Some).ok_or_else(|| {
+            Refusal::invalid("input", format!("input[{at}].id is required: the id of a stored item."))
+        }),
+        Some(_) => Ok(None),
+        None => Ok(id.filter(|_| item.as_object().is_some_and(|item| item.len() == 1))),
+    }
 }
 
 /// Where an item is.

@@ -10,6 +10,7 @@ use crate::api::fields::conversation::Conversation;
 use crate::api::fields::effort;
 use crate::api::fields::listing::Kind;
 use crate::api::fields::object::Fields;
+use crate::api::openai::metadata::metadata;
 use crate::app::App;
 use crate::config::RequestLimits;
 use crate::refusal::Refusal;
@@ -48,7 +49,7 @@ impl Parsed {
         let mut echo = Map::new();
         let instructions = fields.string("instructions");
         echo.insert("instructions".to_owned(), instructions.clone().into());
-        echo.insert("metadata".to_owned(), fields.take("metadata", Kind::Any).unwrap_or_else(|| json!({})));
+        echo.insert("metadata".to_owned(), metadata(&mut fields).into());
         text_format(&mut fields, &mut echo);
         let mut draft = request::draft(&mut fields, headers, id, config, "max_output_tokens")?;
         for (name, value) in [

@@ -133,7 +133,8 @@ async fn cancel(
     Ok(Json(answer))
 }
 
-/// `GET /v1/responses/{id}/input_items`: newest first. Of turns before one that was deleted, none is listed.
+/// `GET /v1/responses/{id}/input_items`: newest first. If what it continues cannot be read, because a turn
+/// was deleted or there is too much, only its own are listed.
 async fn input_items(
     Extension(kept): Extension<Kept>,
     Extension(tenant): Extension<Tenant>,
@@ -144,7 +145,7 @@ async fn input_items(
     let page = page(UrlQuery::parse(&uri)?, PAGE, MAX_PAGE)?;
     let turns = match stored.store().turns_up_to(&owner, &id).await {
         Err(StateError::Unknown(_)) => return Err(not_found(&id).into()),
-        Err(StateError::Broken { .. }) => vec![find(stored, &owner, &id).await?],
+        Err(StateError::Broken { .. } | StateError::TooLong { .. }) => vec![find(stored, &owner, &id).await?],
         turns => turns.map_err(Refusal::from)?,
     };
     let mut items = Vec::new();

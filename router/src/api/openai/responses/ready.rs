@@ -3,6 +3,7 @@
 use http::HeaderMap;
 use serde_json::Value;
 use skein_state::NewTurn;
+use skein_text::PromptTooLong;
 
 use super::asked::Asked;
 use super::history;
@@ -68,18 +69,29 @@ pub fn in_own_words(refusal: Refusal) -> Refusal {
         Refusal::OutputLength { max, prompt, output, .. } => {
             Refusal::OutputLength { field: "max_output_tokens", max, prompt, output }
         }
+        Refusal::ContextLength { max, prompt, output, param } => {
+            Refusal::ContextLength { max, prompt, output, param: own_name(param) }
+        }
+        Refusal::PromptTooLong(prompt) => {
+            Refusal::PromptTooLong(PromptTooLong { param: own_name(prompt.param), ..prompt })
+        }
         Refusal::Invalid { param, message } => Refusal::Invalid {
-            param: param.map(|param| match param {
-                "max_tokens" => "max_output_tokens",
-                "messages" => "input",
-                "response_format" => "text.format",
-                param => param,
-            }),
+            param: param.map(own_name),
             message: message
+                .replace("messages must hold at least one message", "input must hold at least one item")
                 .replace("max_tokens", "max_output_tokens")
                 .replace("response_format.json_schema", "text.format")
                 .replace("response_format", "text.format"),
         },
         refusal => refusal,
+    }
+}
+
+fn own_name(param: &'static str) -> &'static str {
+    match param {
+        "max_tokens" => "max_output_tokens",
+        "messages" => "input",
+        "response_format" => "text.format",
+        param => param,
     }
 }
