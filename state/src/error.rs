@@ -79,9 +79,4 @@ impl StateError {
             _ => false,
         }
     }
-
-    /// Whether the client asked for turns that it cannot have, and nothing failed.
-    pub fn is_of_client(&self) -> bool {
-        matches!(self, Self::Unknown(_) | Self::Broken { .. } | Self::TooLong { .. })
-    }
 }

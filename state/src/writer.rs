@@ -88,7 +88,7 @@ impl Writer {
             Err(_) => batch.iter().map(|order| self.alone(order)).collect(),
         };
         for (order, done) in batch.into_iter().zip(done) {
-            self.note(&done);
+            self.note(&order, &done);
             match order {
                 // Who asked may be gone.
                 Order::Add(_, reply) => drop(reply.send(done.map(|_| ()))),
@@ -131,7 +131,7 @@ impl Writer {
     }
 
     /// Counts a write. A change between failing and not is logged.
-    fn note(&mut self, done: &Result<Done, StateError>) {
+    fn note(&mut self, order: &Order, done: &Result<Done, StateError>) {
         let add = |count: &AtomicU64, more| count.fetch_add(more, Ordering::Relaxed);
         match done {
             Ok(Done::Added { evicted }) => {
@@ -145,7 +145,7 @@ impl Writer {
                 self.counts.turns.fetch_sub(u64::from(*deleted), Ordering::Relaxed);
             }
             Err(error) => {
-                add(&self.counts.not_stored, 1);
+                add(&self.counts.not_stored, u64::from(!matches!(order, Order::Delete { .. })));
                 let is_ours = !matches!(error, StateError::TooLarge { .. });
                 if is_ours && !std::mem::replace(&mut self.is_failing, true) {
                     tracing::error!(%error, "responses cannot be stored: answers say \"store\": false");
@@ -167,15 +167,15 @@ impl Writer {
     fn sweep(&mut self) -> bool {
         let now = (self.clock)();
         let before = i64::try_from(now.saturating_sub(self.limits.kept_for.as_secs())).unwrap_or(i64::MAX);
-        let swept = self.expire(before);
-        let is_more = matches!(swept, Ok((_, true)));
-        match swept {
-            Ok((removed, _)) => {
-                self.counts.expired.fetch_add(removed, Ordering::Relaxed);
-                self.counts.turns.fetch_sub(removed, Ordering::Relaxed);
-            }
-            Err(error) => tracing::warn!(%error, "expired responses were not removed"),
-        }
+        let swept = self.expire(before).inspect_err(|error| {
+            tracing::warn!(%error, "expired responses were not removed");
+        });
+        let shrunk = self.shrink();
+        let _ =
+            shrunk.inspect_err(|error| tracing::warn!(%error, "room of removed responses is not returned"));
+        let (removed, is_more) = swept.unwrap_or_default();
+        self.counts.expired.fetch_add(removed, Ordering::Relaxed);
+        self.counts.turns.fetch_sub(removed, Ordering::Relaxed);
         self.recount();
         is_more
     }
@@ -184,6 +184,11 @@ impl Writer {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let removed = room::expire(&transaction, before, MAX_SWEPT)?;
         transaction.commit()?;
+        Ok(removed)
+    }
+
+    /// Returns pages without content to the disk, and empties the log of the database.
+    fn shrink(&self) -> Result<(), StateError> {
         // Each row of the result is a page.
         let mut vacuum =
             self.connection.prepare(&format!("PRAGMA incremental_vacuum({MAX_PAGES_RETURNED})"))?;
@@ -191,10 +196,9 @@ impl Writer {
         while pages.next()?.is_some() {}
         drop(pages);
         drop(vacuum);
-        // Deleted text is then in the log of the database no more. A reader may hold it up until the next
-        // sweep.
+        // After this the log has no deleted text. A reader may prevent it until the next sweep.
         self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
-        Ok(removed)
+        Ok(())
     }
 
     /// Counts the turns that are there at the start.

@@ -43,12 +43,12 @@ impl Running {
         self.0.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for the answer `id` of `owner`; `None` if all are taken.
+    /// A place for the answer `id` of `owner`; `None` if all are taken, or the answer has one.
     pub fn enter(&self, owner: &str, id: &str) -> Option<Place> {
         let key = (owner.to_owned(), id.to_owned());
         let ended = CancellationToken::new();
         let mut all = self.lock();
-        if all.len() >= MAX_RUNNING + MAX_WAITING {
+        if all.len() >= MAX_RUNNING + MAX_WAITING || all.contains_key(&key) {
             return None;
         }
         all.insert(key.clone(), ended.clone());
@@ -88,6 +88,7 @@ mod tests {
     async fn an_answer_is_ended_by_its_owner_alone() {
         let running = Running::default();
         let place = running.enter("me", "a").unwrap();
+        assert!(running.enter("me", "a").is_none(), "nobody makes it twice");
         running.end("you", "a");
         running.end("me", "b");
         assert!(!place.ended.is_cancelled());
